@@ -1,0 +1,184 @@
+# Copyright: The gpuserve.sglang authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the module health_gate in windows and prints progress on the controller while it waits."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.gpuserve.sglang.plugins.module_utils.health import (
+    INTERIM,
+    Options,
+    phase_name,
+    progress_line,
+    seconds_text,
+)
+
+display = Display()
+
+MODULE = "gpuserve.sglang.health_gate"
+WINDOW = 5.0
+# The first line should come at once.
+FIRST_WINDOW = 1.0
+# A line at least so often: silence looks like a hang.
+PROGRESS_EVERY = 15.0
+RETRY_PAUSE = 2.0
+# A host that never answered is a wrong address rather than a bad moment: it does not get the whole budget.
+FIRST_CONTACT = 60.0
+
+
+class Progress:
+    """Prints a line when something changes and, from a thread, when nothing has been printed for a while."""
+
+    def __init__(self, label: str, host: str, budget: float, began: float) -> None:
+        self.label, self.host, self.budget, self.began = label, host, budget, began
+        self.state, self.phase, self.status = "", "", ""
+        self._shown: tuple[str, str, str] | None = None
+        self._last = began
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        # One request (a generation that compiles kernels) can outlast many windows, so a thread keeps the time.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._tick,), daemon=True)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _tick(self) -> None:
+        while not self._stop.wait(0.25):
+            with self._lock:
+                if time.monotonic() - self._last >= PROGRESS_EVERY:
+                    self._print(time.monotonic() - self.began)
+
+    def _print(self, elapsed: float) -> None:
+        self._last = time.monotonic()
+        # Before the first window is over nothing is known but that we wait.
+        state = self.state or "waiting for the first answer"
+        display.display(progress_line(self.label, self.host, elapsed, self.budget, state, self.phase, self.status))
+
+    def show(self, state: str, phase: str, status: str, elapsed: float | None = None) -> None:
+        """Take what is known now; print it when it differs in more than a counter."""
+        with self._lock:
+            self.state, self.phase, self.status = state, phase, status
+            key = (state, phase_name(phase), status)
+            if key != self._shown:
+                self._shown = key
+                self._print(time.monotonic() - self.began if elapsed is None else elapsed)
+
+
+class ActionModule(ActionBase):
+    """The controller's side of health_gate."""
+
+    _supports_check_mode = True
+    _supports_async = False
+    _requires_connection = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Call the module until it returns a final state or the time is over."""
+        super().run(tmp, task_vars)
+        del tmp
+        task_vars = task_vars or {}
+        arguments = dict(self._task.args)
+        host = str(task_vars.get("inventory_hostname") or "this host")
+        if self._task.check_mode:
+            return self._call(arguments, task_vars)
+        budget = self._budget(arguments)
+        began = time.monotonic()
+        progress = Progress(self._label(arguments), host, budget, began)
+        with progress:
+            return self._wait(arguments, task_vars, budget, began, progress)
+
+    def _wait(
+        self, arguments: dict[str, Any], task_vars: dict[str, Any], budget: float, began: float, progress: Progress
+    ) -> dict[str, Any]:
+        since: dict[str, Any] = {}
+        while True:
+            elapsed = time.monotonic() - began
+            try:
+                result = self._call(
+                    {
+                        **arguments,
+                        "_window": WINDOW if since else FIRST_WINDOW,
+                        "_since": {**since, "elapsed": elapsed},
+                    },
+                    task_vars,
+                )
+            except AnsibleConnectionFailure as error:
+                result = {"unreachable": True, "msg": str(error)}
+            if result.get("unreachable") or (since and self._was_cut_off(result)):
+                limit = budget if since else min(budget, FIRST_CONTACT)
+                elapsed = time.monotonic() - began
+                if elapsed + RETRY_PAUSE >= limit:
+                    return self._lost(result, elapsed, bool(since))
+                progress.show("connection lost, trying again", "", "")
+                self._reset_connection()
+                time.sleep(RETRY_PAUSE)
+                continue
+            if "state" not in result:
+                # Wrong options, no Python on the host and the like: nothing that waiting would cure.
+                return result
+            since = dict(result.pop("_since", None) or {})
+            state = str(result["state"])
+            if state not in INTERIM:
+                progress.show(state, "", str(result["last_status"]), float(result["elapsed"]))
+                return result
+            progress.show(state, str(result["phase"]), str(result["last_status"]))
+
+    def _call(self, arguments: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = self._execute_module(module_name=MODULE, module_args=arguments, task_vars=task_vars)
+        if self._task.check_mode:
+            result.pop("_since", None)
+        return result
+
+    @staticmethod
+    def _was_cut_off(result: dict[str, Any]) -> bool:
+        """The module's output is no result: connection plugins other than ssh report a broken connection that way."""
+        return "state" not in result and "module_stdout" in result and not str(result["module_stdout"]).strip()
+
+    @staticmethod
+    def _lost(result: dict[str, Any], elapsed: float, reached: bool) -> dict[str, Any]:
+        what = "was lost while the gate waited" if reached else "could not be made"
+        why = str(result.get("msg", "")).strip()
+        result["msg"] = (
+            f"the connection {what} and did not come back within {seconds_text(elapsed)} s (expected: a host that answers). "
+            f"Do: check the network and the host, then run the play again. Last error: {why}"
+        )
+        result["unreachable"] = True
+        return result
+
+    def _reset_connection(self) -> None:
+        # A dead ControlPersist master would swallow every further attempt.
+        reset = getattr(self._connection, "reset", None)
+        if reset is None:
+            return
+        try:
+            reset()
+        except Exception as error:  # noqa: BLE001 - whatever the plugin raises, the next attempt decides
+            display.vvv(f"health_gate: reset of the connection failed: {error}")
+
+    @staticmethod
+    def _budget(arguments: dict[str, Any]) -> float:
+        try:
+            return float(arguments.get("timeout", Options.timeout))
+        except (TypeError, ValueError):
+            # The module refuses it with a clear message.
+            return Options.timeout
+
+    @staticmethod
+    def _label(arguments: dict[str, Any]) -> str:
+        unit = str(arguments.get("unit", Options.unit) or "")
+        if unit:
+            return unit.removesuffix(".service")
+        return f"{arguments.get('host', Options.host)}:{arguments.get('port', Options.port)}"

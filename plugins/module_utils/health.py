@@ -1,0 +1,1154 @@
+# Copyright: The gpuserve.sglang authors
+# SPDX-License-Identifier: Apache-2.0
+"""Does the server serve? One program for the play, for ExecStartPost= and for the liveness timer.
+
+Observation (systemd, journal, HTTP, /proc) and decision (`decide`, a pure function) are apart. Standard library only.
+Times are seconds. Sources of the numbers: docs on the engine's life cycle (a 200 from /health takes about 1 s, a 503 of
+a dead scheduler 20 s, the first sampled request of a cold host 98 s because kernels are compiled for it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+REFUSED = "refused"
+WARMING = "warming"
+READY = "ready"
+FAILED = "failed"
+FOREIGN = "foreign"
+TIMEOUT = "timeout"
+GENERATION_FAILED = "generation_failed"
+STATES = (REFUSED, WARMING, READY, FAILED, FOREIGN, TIMEOUT, GENERATION_FAILED)
+# States that another look can change; every other state ends the gate.
+INTERIM = frozenset({REFUSED, WARMING})
+
+LIFE_INTERVAL = 0.5
+JOURNAL_INTERVAL = 3.0
+# A request that broke may be the first sign of a death that systemd reports a moment later: the death is the better message.
+DEATH_GRACE = 1.5
+# systemctl can fail for a moment (daemon-reexec, a busy bus); longer than this it is a fault of its own.
+SYSTEMCTL_PATIENCE = 10.0
+# ... and these do not pass.
+_NO_SYSTEMD = re.compile(r"command not found|not been booted with systemd")
+# A sampled answer can be empty by chance (end of text as first token), but hardly three times.
+GENERATION_TRIES = 3
+BODY_LIMIT = 1 << 20
+
+# --------------------------------------------------------------------------------------------------- secrets
+
+_SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
+    # The engine prints api_key='...' in its ServerArgs line; None means that there is none and stays readable.
+    (re.compile(r"""(?i)(["']?\w*api[_-]?key["']?\s*[=:]\s*)(["'])(?:\\.|(?!\2).)*\2"""), r"\1\2***\2"),
+    (re.compile(r"""(?i)(--[\w-]*api[_-]key(?:["']?\s*,\s*|\s+|=))(["'])(?:\\.|(?!\2).)*\2"""), r"\1\2***\2"),
+    (re.compile(r"""(?i)(--[\w-]*api[_-]key(?:\s+|=))(?!["'*])\S+"""), r"\1***"),
+    (re.compile(r"""(?i)(?<![-\w])((?:\w+_)?api_key\s*[=:]\s*)(?!None\b|["'*])[^\s,;)\]}]+"""), r"\1***"),
+    (re.compile(r"""(?i)(\bbearer\s+)[^\s"',;]+"""), r"\1***"),
+    (re.compile(r"""(?i)(authorization["']?\s*[:=]\s*["']?)(?!\s|["']|bearer\b)[^"'\n]+"""), r"\1***"),
+    (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), "hf_***"),
+)
+
+
+def scrub(text: str) -> str:
+    """Take API keys and tokens out of text that leaves the host."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+# --------------------------------------------------------------------------------------------------- progress
+
+_STEPS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"server_args=ServerArgs\("), "starting"),
+    (re.compile(r"Init torch distributed begin"), "distributed init"),
+    (re.compile(r"shards?:\s+\d+%.*?\|\s*(?P<done>\d+)/(?P<total>\d+) \["), "weights"),
+    (re.compile(r"Load weight begin"), "weights"),
+    (re.compile(r"Load weight end|KV Cache is allocated"), "KV cache"),
+    (re.compile(r"Capture draft cuda graph begin"), "draft CUDA graphs"),
+    (re.compile(r"Capture (?:\w+ )?cuda graph begin"), "CUDA graphs"),
+    # The bar does not say whose graphs it captures: it keeps the name that the line before gave.
+    (re.compile(r"Capturing batches .*?\|\s*(?P<done>\d+)/(?P<total>\d+) \["), ""),
+    (re.compile(r"max_total_num_tokens=\d+, chunked_prefill_size"), "HTTP start"),
+    (re.compile(r"Uvicorn running on "), "warm-up"),
+)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the start is: `weights 12/64`."""
+
+    name: str = ""
+    done: int = 0
+    total: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.done}/{self.total}" if self.total else self.name
+
+
+def parse_progress(lines: Iterable[str]) -> Progress:
+    """Last phase that the engine's log lines show; `ready to roll` is no phase, because it proves nothing."""
+    progress = Progress()
+    for line in lines:
+        # A tqdm bar rewrites its line with carriage returns: to the journal all of them are one line.
+        for part in line.split("\r"):
+            for pattern, name in _STEPS:
+                found = pattern.search(part)
+                if found is None:
+                    continue
+                counts = found.groupdict()
+                total = int(counts.get("total") or 0)
+                name = name or (progress.name if "CUDA graphs" in progress.name else "CUDA graphs")
+                progress = Progress(name, int(counts.get("done") or 0), total)
+                break
+    return progress
+
+
+def phase_name(phase: str) -> str:
+    """`weights 12/64` -> `weights`: a counter that moves is no change of phase."""
+    return re.sub(r" \d+/\d+$", "", phase)
+
+
+def clock_text(seconds: float) -> str:
+    """105 -> `1:45`."""
+    whole = max(0, int(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, secs = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
+
+
+def seconds_text(seconds: float) -> str:
+    """42.0 -> `42`, 0.53 -> `0.5`."""
+    return f"{seconds:.0f}" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f}"
+
+
+_WORDS = {
+    REFUSED: "loading",
+    WARMING: "warming up",
+    READY: "ready",
+    FAILED: "failed",
+    FOREIGN: "port held by someone else",
+    TIMEOUT: "out of time",
+    GENERATION_FAILED: "generation failed",
+}
+
+
+def progress_line(
+    label: str, host: str, elapsed: float, budget: float, state: str, phase: str = "", status: str = ""
+) -> str:
+    """`sglang-kimi on box: 1:45/15:00 warming up - weights 12/64 (503)`."""
+    line = f"{label} on {host}: {clock_text(elapsed)}/{clock_text(budget)} {_WORDS.get(state, state)}"
+    if phase and state in INTERIM and phase != _WORDS.get(state):
+        line += f" - {phase}"
+    return line + (f" ({status})" if status else "")
+
+
+# --------------------------------------------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What a command said; rc 127: there is no such command, 124: it took too long."""
+
+    rc: int
+    out: str = ""
+    err: str = ""
+
+
+Runner = Callable[[Sequence[str], float], CommandResult]
+
+
+def run_command(argv: Sequence[str], timeout: float) -> CommandResult:
+    """Run a command without a shell, in the C locale."""
+    env = {**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": ""}
+    try:
+        done = subprocess.run(
+            list(argv), capture_output=True, timeout=timeout, env=env, stdin=subprocess.DEVNULL, check=False
+        )
+    except FileNotFoundError:
+        return CommandResult(127, err=f"{argv[0]}: command not found")
+    except subprocess.TimeoutExpired:
+        return CommandResult(124, err=f"{argv[0]}: no answer within {timeout:.0f} s")
+    except OSError as error:
+        return CommandResult(126, err=f"{argv[0]}: {error}")
+    return CommandResult(
+        done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    )
+
+
+# --------------------------------------------------------------------------------------------------- systemd
+
+UNIT_PROPERTIES = (
+    "LoadState,ActiveState,SubState,MainPID,ExecMainStatus,ExecMainCode,ExecMainStartTimestampMonotonic,"
+    "ExecMainExitTimestampMonotonic,Result,NRestarts,InvocationID,ControlGroup,Job"
+)
+
+
+@dataclass(frozen=True)
+class UnitStatus:
+    """Properties of a unit as `systemctl show` prints them; `error` when it could not be asked."""
+
+    name: str
+    load_state: str = ""
+    active_state: str = ""
+    sub_state: str = ""
+    main_pid: int = 0
+    exec_main_code: int = 0
+    exec_main_status: int = 0
+    run_seconds: float = 0.0
+    result: str = ""
+    n_restarts: int = 0
+    invocation_id: str = ""
+    control_group: str = ""
+    job: bool = False
+    error: str = ""
+
+    def public(self) -> dict[str, Any]:
+        """What the module returns."""
+        inner = ("load_state", "run_seconds", "control_group", "job", "error")
+        return {key: value for key, value in asdict(self).items() if key not in inner}
+
+    def exit_text(self) -> str:
+        """How the main process ended: `status=9/KILL`, `status=2`; empty while it runs."""
+        if self.exec_main_code in (2, 3):
+            try:
+                name = signal.Signals(self.exec_main_status).name.removeprefix("SIG")
+            except ValueError:
+                name = "?"
+            text = f"status={self.exec_main_status}/{name}" + (" (core dumped)" if self.exec_main_code == 3 else "")
+        elif self.exec_main_code == 1:
+            text = f"status={self.exec_main_status}"
+        else:
+            text = ""
+        if self.result not in ("", "success", "exit-code", "signal", "core-dump"):
+            text = f"{text}, result={self.result}" if text else f"result={self.result}"
+        return text
+
+
+def _number(text: str | None) -> int:
+    # systemd prints `[not set]` and 2^64-1 for what it does not know.
+    return int(text) if text and text.isdigit() and len(text) < 19 else 0
+
+
+def parse_unit(name: str, text: str) -> UnitStatus:
+    """`systemctl show` output to a status."""
+    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    started = _number(values.get("ExecMainStartTimestampMonotonic"))
+    ended = _number(values.get("ExecMainExitTimestampMonotonic"))
+    return UnitStatus(
+        name=name,
+        load_state=values.get("LoadState", ""),
+        active_state=values.get("ActiveState", ""),
+        sub_state=values.get("SubState", ""),
+        main_pid=_number(values.get("MainPID")),
+        exec_main_code=_number(values.get("ExecMainCode")),
+        exec_main_status=_number(values.get("ExecMainStatus")),
+        run_seconds=(ended - started) / 1e6 if ended > started > 0 else 0.0,
+        result=values.get("Result", ""),
+        n_restarts=_number(values.get("NRestarts")),
+        invocation_id=values.get("InvocationID", ""),
+        control_group=values.get("ControlGroup", ""),
+        job=_number(values.get("Job")) > 0,
+    )
+
+
+def observe_unit(name: str, run: Runner = run_command) -> UnitStatus:
+    """Ask systemd about a unit."""
+    answer = run(["systemctl", "show", "--no-pager", "-p", UNIT_PROPERTIES, "--", name], 5.0)
+    if answer.rc != 0 or "ActiveState=" not in answer.out:
+        return UnitStatus(name, error=(answer.err or answer.out).strip() or f"systemctl ended with status {answer.rc}")
+    return parse_unit(name, answer.out)
+
+
+def observe_journal(
+    unit: str, invocation_id: str, lines: int, run: Runner = run_command, limit: float = 5.0
+) -> list[str]:
+    """Last journal lines of this run of the unit (both the engine's and systemd's about it), without secrets."""
+    if lines <= 0:
+        return []
+    base = ["journalctl", "--no-pager", "--quiet", "--all", "-o", "cat", "-n", str(lines)]
+    ways = [[*base, "-u", unit]]
+    if invocation_id:
+        # The engine's own lines carry _SYSTEMD_INVOCATION_ID, those of systemd about the unit INVOCATION_ID.
+        own = [f"_SYSTEMD_INVOCATION_ID={invocation_id}", "+", f"INVOCATION_ID={invocation_id}", "_PID=1"]
+        ways.insert(0, [*base, *own])
+    for argv in ways:
+        answer = run(argv, limit)
+        if answer.rc == 0 and answer.out.strip():
+            # splitlines() would also cut at the carriage returns of a progress bar and lose count of the lines.
+            return [scrub(line.rstrip()) for line in answer.out.split("\n") if line.strip()][-lines:]
+    return []
+
+
+def last_pieces(lines: Iterable[str], limit: int = 400) -> list[str]:
+    """Journal lines for people: of a progress bar only its last state, and no line without end."""
+    shown = (line.rstrip().rsplit("\r", 1)[-1].strip() for line in lines)
+    return [line if len(line) <= limit else line[:limit] + " ..." for line in shown if line]
+
+
+# --------------------------------------------------------------------------------------------------- processes
+
+
+@dataclass(frozen=True)
+class ProcessStatus:
+    """A process without a unit; `started` (clock ticks since boot) tells it from a later one with the same number."""
+
+    pid: int
+    alive: bool
+    started: str = ""
+
+
+def observe_process(pid: int, proc: Path = Path("/proc")) -> ProcessStatus:
+    """Is the process there and not a zombie?"""
+    try:
+        # The command in parentheses may hold blanks and parentheses itself.
+        fields = (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        return ProcessStatus(pid, fields[0] not in ("Z", "X"), fields[19])
+    except (OSError, IndexError):
+        return ProcessStatus(pid, False)
+
+
+def descendants(pid: int, proc: Path = Path("/proc")) -> set[int]:
+    """The process and everything below it."""
+    children: dict[int, list[int]] = {}
+    for entry in proc.glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            continue
+        children.setdefault(parent, []).append(int(entry.name))
+    found: set[int] = set()
+    todo = [pid]
+    while todo:
+        current = todo.pop()
+        if current not in found:
+            found.add(current)
+            todo.extend(children.get(current, []))
+    return found
+
+
+def unit_pids(unit: UnitStatus, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> set[int]:
+    """Processes in the unit's control group; where that cannot be read, the main process and its descendants."""
+    found: set[int] = {unit.main_pid} if unit.main_pid else set()
+    if unit.control_group and unit.control_group != "/":
+        for root in (cgroups, cgroups / "systemd"):
+            for path in (root / unit.control_group.lstrip("/")).rglob("cgroup.procs"):
+                try:
+                    found.update(int(line) for line in path.read_text("ascii").split())
+                except (OSError, ValueError):
+                    continue
+    if len(found) < 2 and unit.main_pid:
+        found |= descendants(unit.main_pid, proc)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------- the socket
+
+OURS = "ours"
+OTHERS = "others"
+NOBODY = "nobody"
+UNKNOWN = "unknown"
+UNCHECKED = "unchecked"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who listens on the port: ours, others, nobody (of this host), unknown (not allowed to look), unchecked."""
+
+    kind: str = UNCHECKED
+    holders: tuple[str, ...] = ()
+
+
+def _decode_address(text: str) -> str:
+    # The kernel prints addresses as hexadecimal 32-bit words in host byte order.
+    words = [bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8)]
+    raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    if len(raw) == 16 and raw[:12] == b"\0" * 10 + b"\xff\xff":
+        raw = raw[12:]
+    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
+
+
+def listening_inodes(addresses: Iterable[str], port: int, proc: Path = Path("/proc")) -> set[str]:
+    """Inodes of the sockets that a connection to one of the addresses would reach: the most specific ones."""
+    exact: set[str] = set()
+    general: set[str] = set()
+    wanted = set(addresses)
+    for table in ("tcp", "tcp6"):
+        try:
+            rows = (proc / "net" / table).read_text("ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            cells = row.split()
+            if len(cells) < 10 or cells[3] != "0A":
+                continue
+            address, _, port_hex = cells[1].partition(":")
+            if int(port_hex, 16) != port:
+                continue
+            local = _decode_address(address)
+            if local in wanted:
+                exact.add(cells[9])
+            elif local in ("0.0.0.0", "::"):
+                general.add(cells[9])
+    return exact or general
+
+
+def _socket_inodes(pid: int, proc: Path) -> set[str] | None:
+    """Inodes of a process' sockets; None when it may not be looked at."""
+    found: set[str] = set()
+    try:
+        entries = os.listdir(proc / str(pid) / "fd")
+    except PermissionError:
+        return None
+    except OSError:
+        return found
+    for entry in entries:
+        try:
+            target = os.readlink(proc / str(pid) / "fd" / entry)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            found.add(target[8:-1])
+    return found
+
+
+def describe_process(pid: int, proc: Path = Path("/proc")) -> str:
+    """`pid 4711 (python3 -m http.server)`, shortened and without secrets."""
+    try:
+        command = (proc / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    except OSError:
+        command = ""
+    command = scrub(command)
+    return f"pid {pid}" + (f" ({command[:100]}{' ...' if len(command) > 100 else ''})" if command else "")
+
+
+def resolve(host: str) -> list[str]:
+    """Addresses of a host name; the text itself where it cannot be resolved."""
+    try:
+        return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
+    except OSError:
+        return [host]
+
+
+def observe_owner(
+    addresses: Iterable[str], port: int, pids: Callable[[], set[int]], proc: Path = Path("/proc")
+) -> Owner:
+    """Whose listening socket would answer?"""
+    inodes = listening_inodes(addresses, port, proc)
+    if not inodes:
+        return Owner(NOBODY)
+    hidden = False
+    ours = set()
+    for pid in pids():
+        sockets = _socket_inodes(pid, proc)
+        if sockets is None:
+            hidden = True
+        else:
+            ours |= inodes & sockets
+    if ours == inodes:
+        return Owner(OURS)
+    if hidden:
+        return Owner(UNKNOWN)
+    # Only for the message: somebody else has it, so the whole host is searched for the name.
+    rest = inodes - ours
+    holders = []
+    for entry in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
+        if rest & (_socket_inodes(int(entry.name), proc) or set()):
+            holders.append(describe_process(int(entry.name), proc))
+    return Owner(OTHERS, tuple(holders[:3]))
+
+
+# --------------------------------------------------------------------------------------------------- HTTP
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """Status 0: no answer, and `error` is one of refused, timeout, broken."""
+
+    status: int = 0
+    error: str = ""
+    body: str = ""
+    seconds: float = 0.0
+    detail: str = ""
+
+    def text(self) -> str:
+        """For people: `503`, `refused`, `timeout`."""
+        return str(self.status) if self.status else self.error
+
+
+class PendingAnswer(Protocol):
+    """A request under way."""
+
+    def wait(self, seconds: float) -> HttpAnswer | None:
+        """Wait at most so long for the answer."""
+
+    def abort(self) -> None:
+        """Give the request up."""
+
+
+class HttpRequest:
+    """One HTTP request in a thread, so that the unit can be watched meanwhile. Proxies of the environment are not asked."""
+
+    def __init__(self, host: str, port: int, method: str, path: str, body: Any = None, timeout: float = 25.0) -> None:
+        self._connection = http.client.HTTPConnection(host, port, timeout=timeout)
+        self._call = (method, path, None if body is None else json.dumps(body))
+        self._answer: HttpAnswer | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True, name=f"{method} {path}")
+        self._thread.start()
+
+    def _work(self) -> None:
+        began = time.monotonic()
+        method, path, body = self._call
+        try:
+            headers = {"Connection": "close", "User-Agent": "gpuserve-health-gate"}
+            if body is not None:
+                headers["Content-Type"] = "application/json"
+            self._connection.request(method, path, body=body, headers=headers)
+            response = self._connection.getresponse()
+            text = response.read(BODY_LIMIT).decode("utf-8", "replace")
+            answer = HttpAnswer(response.status, "", text, time.monotonic() - began)
+        except ConnectionRefusedError:
+            answer = HttpAnswer(error="refused", seconds=time.monotonic() - began)
+        except TimeoutError:
+            answer = HttpAnswer(error="timeout", seconds=time.monotonic() - began)
+        # AttributeError, ValueError: abort() closed the connection under the reader.
+        except (OSError, http.client.HTTPException, AttributeError, ValueError) as error:
+            detail = f"{type(error).__name__}: {error}"
+            answer = HttpAnswer(error="broken", seconds=time.monotonic() - began, detail=detail)
+        finally:
+            self._connection.close()
+        self._answer = answer
+        self._done.set()
+
+    def wait(self, seconds: float) -> HttpAnswer | None:
+        """Wait at most so long for the answer."""
+        self._done.wait(max(0.0, seconds))
+        return self._answer
+
+    def abort(self) -> None:
+        """Give the request up: close the connection under it."""
+        held = self._connection.sock
+        if held is not None:
+            try:
+                held.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+
+Requester = Callable[[str, int, str, str, Any, float], PendingAnswer]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The one real answer."""
+
+    ok: bool
+    text: str = ""
+    tokens: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+    def public(self) -> dict[str, Any]:
+        """What the module returns."""
+        return {"text": self.text, "tokens": self.tokens, "seconds": round(self.seconds, 2)}
+
+
+def judge_generation(answer: HttpAnswer) -> Generation:
+    """A chat completion counts when there is text in it; a reasoning model may have put all of it into its thoughts."""
+    if answer.status == 0:
+        what = {"timeout": "no answer within", "refused": "connection refused after"}.get(
+            answer.error, f"the connection broke ({answer.detail or answer.error}) after"
+        )
+        return Generation(False, seconds=answer.seconds, error=f"{what} {answer.seconds:.1f} s")
+    if answer.status != 200:
+        excerpt = scrub(" ".join(answer.body.split())[:300])
+        return Generation(False, seconds=answer.seconds, error=f"HTTP {answer.status}: {excerpt}".rstrip(": "))
+    try:
+        data = json.loads(answer.body)
+        message = data["choices"][0]["message"]
+        pieces = [message.get(key) for key in ("content", "reasoning_content", "reasoning")]
+        text = next((piece for piece in pieces if isinstance(piece, str) and piece.strip()), "")
+        usage = data.get("usage") or {}
+        tokens = int(usage.get("completion_tokens") or 0)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        excerpt = scrub(" ".join(answer.body.split())[:300])
+        return Generation(False, seconds=answer.seconds, error=f"HTTP 200, but no chat completion: {excerpt}")
+    if not text:
+        return Generation(False, "", tokens, answer.seconds, "HTTP 200, but the answer has no text")
+    return Generation(True, text, tokens, answer.seconds)
+
+
+def generation_body(model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
+    """Sampling on purpose: greedy requests leave the sampling kernels uncompiled for the first user to wait for."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "max_tokens": max_tokens,
+        "stream": False,
+    }
+
+
+# --------------------------------------------------------------------------------------------------- decision
+
+
+@dataclass(frozen=True)
+class Since:
+    """What the gate knew before; the caller hands it from one window to the next."""
+
+    n_restarts: int = -1
+    invocation_id: str = ""
+    main_pid: int = 0
+    pid_started: str = ""
+    elapsed: float = 0.0
+    attempts: int = 0
+    last_status: str = ""
+    state: str = ""
+    phase: str = ""
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any] | None) -> Since:
+        """From the dictionary that went through JSON; unknown keys are ignored, wrong values are an error."""
+        known = cls()
+        given = {}
+        for key, default in asdict(known).items():
+            if data and data.get(key) is not None:
+                given[key] = type(default)(data[key])
+        return replace(known, **given)
+
+    def learn(self, unit: UnitStatus | None, process: ProcessStatus | None) -> Since:
+        """Take over what was not known yet; what was known stays, so that a change can be seen."""
+        now = self
+        if unit is not None and not unit.error:
+            if now.n_restarts < 0:
+                now = replace(now, n_restarts=unit.n_restarts)
+            if not now.invocation_id and unit.invocation_id:
+                now = replace(now, invocation_id=unit.invocation_id)
+            if not now.main_pid and unit.main_pid:
+                now = replace(now, main_pid=unit.main_pid)
+        if process is not None and process.alive and not now.pid_started:
+            now = replace(now, pid_started=process.started)
+        return now
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was seen at one moment; None: not looked at."""
+
+    elapsed: float
+    unit: UnitStatus | None = None
+    process: ProcessStatus | None = None
+    owner: Owner = Owner()
+    http: HttpAnswer | None = None
+    generation: Generation | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """State, the reason in words (what was found), and whether a generation is the next step."""
+
+    state: str
+    reason: str = ""
+    generate: bool = False
+    hint: str = ""
+
+
+def _while(since: Since) -> str:
+    return {REFUSED: "while loading", WARMING: "while warming up", READY: "after it was ready"}.get(since.state, "")
+
+
+def _lived(unit: UnitStatus, since: Since, elapsed: float) -> str:
+    # The process' own age says more than the gate's; the gate may have begun later.
+    return (
+        f"after {seconds_text(unit.run_seconds or elapsed)} s"
+        if unit.run_seconds or since.main_pid or since.state
+        else ""
+    )
+
+
+def judge_life(unit: UnitStatus | None, process: ProcessStatus | None, since: Since, elapsed: float) -> Verdict | None:
+    """None while the server lives; otherwise what has become of it."""
+    if process is not None:
+        if not process.alive:
+            return Verdict(FAILED, " ".join(["process", str(process.pid), "is gone", _while(since)]).rstrip())
+        if since.pid_started and process.started != since.pid_started:
+            return Verdict(FAILED, f"process {process.pid} is gone; its number now belongs to another process")
+        return None
+    if unit is None or unit.error:
+        return None
+    name = unit.name
+    began = bool(since.main_pid or since.state)
+
+    def died(what: str = "died") -> Verdict:
+        words = [name, what, _while(since)]
+        how = unit.exit_text()
+        return Verdict(
+            FAILED,
+            " ".join(filter(None, words))
+            + (f": {how}" if how else "")
+            + (f" {_lived(unit, since, elapsed)}".rstrip() if how else ""),
+        )
+
+    restart = f"systemctl start {name}"
+    if unit.load_state == "not-found" and began:
+        return Verdict(FAILED, f"{name} ended {_while(since)}, and the unit is gone too".replace(" ,", ","))
+    if unit.load_state == "not-found":
+        return Verdict(
+            FAILED, f"{name} does not exist on this host", hint="install the unit first (role sglang_service)"
+        )
+    if unit.load_state in ("bad-setting", "error", "masked"):
+        return Verdict(
+            FAILED, f"{name} cannot be started: LoadState={unit.load_state}", hint=f"systemctl status {name}"
+        )
+    if unit.active_state == "failed":
+        return died("died" if began else "had failed before the gate began")
+    if "auto-restart" in unit.sub_state:
+        return died("died" if began else "is in a restart loop")
+    if since.invocation_id and unit.invocation_id and unit.invocation_id != since.invocation_id:
+        if unit.n_restarts > max(since.n_restarts, 0):
+            return died("died and was started again by systemd")
+        return Verdict(
+            FAILED, f"{name} was restarted by someone while the gate waited", hint=f"systemctl status {name}"
+        )
+    if since.n_restarts >= 0 and unit.n_restarts > since.n_restarts:
+        return died("died and was started again by systemd")
+    if unit.active_state == "deactivating":
+        # An end of the main process shows as an exit code; without one somebody is stopping the unit.
+        return (
+            died()
+            if unit.exec_main_code and not unit.main_pid
+            else Verdict(FAILED, f"{name} is being stopped ({unit.sub_state}) {_while(since)}".rstrip(), hint=restart)
+        )
+    if unit.active_state == "inactive":
+        if unit.job:
+            return None
+        if unit.exec_main_code and began:
+            return died("ended")
+        if began:
+            # systemd forgets the exit code of a unit that nobody refers to any more.
+            return Verdict(FAILED, f"{name} was stopped {_while(since)}".rstrip(), hint=restart)
+        return Verdict(FAILED, f"{name} is not running ({unit.active_state}/{unit.sub_state})", hint=restart)
+    if since.main_pid and unit.main_pid != since.main_pid:
+        if unit.main_pid:
+            return Verdict(FAILED, f"the main process of {name} changed from {since.main_pid} to {unit.main_pid}")
+        return died()
+    # While ExecStartPost= runs, systemd keeps the unit `activating` although its main process has ended.
+    if not unit.main_pid and unit.exec_main_code and unit.sub_state in ("start-post", "running", "exited"):
+        return died()
+    return None
+
+
+def decide(seen: Observation, since: Since, options: Options) -> Verdict:
+    """From one observation and what was known before to a verdict. Pure."""
+    dead = judge_life(seen.unit, seen.process, since, seen.elapsed)
+    if dead is not None:
+        return dead
+    who = seen.unit.name if seen.unit is not None else f"process {seen.process.pid}" if seen.process else "the server"
+    answered = seen.http is not None and seen.http.status > 0
+    if seen.owner.kind == OTHERS:
+        holders = ", ".join(seen.owner.holders) or "a process that cannot be named"
+        extra = f", which answered {seen.http.status} on /health" if answered and seen.http else ""
+        return Verdict(
+            FOREIGN,
+            f"port {options.port} is held by {holders}{extra}; it does not belong to {who}",
+            hint="stop that process or choose another port",
+        )
+    if answered and seen.owner.kind == NOBODY:
+        return Verdict(
+            FOREIGN,
+            f"port {options.port} answered, but no process of this host listens on it; the answer is not from {who}",
+            hint="look for port forwarding, or set unit to '' for a server elsewhere",
+        )
+    healthy = seen.http is not None and seen.http.status == 200
+    blind = seen.unit is not None and bool(seen.unit.error)
+    if healthy and seen.owner.kind == UNKNOWN and not blind:
+        return Verdict(
+            FAILED,
+            f"/health answers 200, but whether {who} owns port {options.port} cannot be seen without more rights",
+            hint="run the gate as root (become: true) or as the unit's user",
+        )
+    if seen.generation is not None:
+        if not seen.generation.ok:
+            return Verdict(
+                GENERATION_FAILED, f"{who} answers /health with 200 but cannot generate: {seen.generation.error}"
+            )
+        if healthy and not blind:
+            return Verdict(READY, f"{who} serves")
+    if seen.elapsed >= options.timeout:
+        last = seen.http.text() if seen.http is not None else since.last_status or "none"
+        doing = _WORDS.get(since.state, "starting")
+        if healthy:
+            doing = "in its first generation"
+        return Verdict(TIMEOUT, f"{who} did not become ready: still {doing} (last answer: {last})")
+    if healthy and blind:
+        return Verdict(
+            WARMING, f"/health answers 200, but systemctl does not answer: {seen.unit.error if seen.unit else ''}"
+        )
+    if healthy:
+        return (
+            Verdict(WARMING, generate=True) if options.generate else Verdict(READY, f"{who} answers /health with 200")
+        )
+    if seen.http is None or seen.http.error == "refused":
+        return Verdict(REFUSED, "nothing listens on the port yet")
+    return Verdict(WARMING, f"/health: {seen.http.text()}")
+
+
+# --------------------------------------------------------------------------------------------------- the gate
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the gate is asked; `check_options` says what is wrong with it."""
+
+    unit: str = "sglang-kimi.service"
+    pid: int = 0
+    host: str = "127.0.0.1"
+    port: int = 30000
+    timeout: float = 900.0
+    poll_interval: float = 1.0
+    request_timeout: float = 25.0
+    generation_timeout: float = 180.0
+    model: str = ""
+    prompt: str = "Say one short sentence."
+    max_tokens: int = 16
+    generate: bool = True
+    journal_lines: int = 20
+
+
+def check_options(options: Options) -> str:
+    """Empty, or what was found, expected and what to do."""
+    for name in ("timeout", "poll_interval", "request_timeout", "generation_timeout"):
+        value = getattr(options, name)
+        if not value > 0:
+            return f"{name} is {value:g}, expected a number of seconds above 0"
+    if not 1 <= options.port <= 65535:
+        return f"port is {options.port}, expected 1 to 65535"
+    if options.max_tokens < 1:
+        return f"max_tokens is {options.max_tokens}, expected 1 or more"
+    if options.journal_lines < 0:
+        return f"journal_lines is {options.journal_lines}, expected 0 or more"
+    if not options.host:
+        return "host is empty, expected the address that the server listens on, such as 127.0.0.1"
+    if options.unit.startswith("-") or re.search(r"[\s/*?\[]", options.unit):
+        return f"unit is {options.unit!r}, expected the name of one systemd unit, such as sglang-kimi.service"
+    if options.pid and options.unit:
+        return f"pid {options.pid} and unit {options.unit} are both given, expected one of them: set unit to '' to watch a pid"
+    if options.pid < 0:
+        return f"pid is {options.pid}, expected a process number above 0"
+    return ""
+
+
+def unit_name(unit: str) -> str:
+    """`sglang-kimi` -> `sglang-kimi.service`; systemctl would do the same, messages should too."""
+    return unit if not unit or "." in unit else f"{unit}.service"
+
+
+@dataclass
+class Gate:
+    """Watches one server until it serves, cannot serve any more, or the time is over."""
+
+    options: Options
+    since: Since = Since()
+    run: Runner = run_command
+    request: Requester = HttpRequest
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    proc: Path = Path("/proc")
+    cgroups: Path = Path("/sys/fs/cgroup")
+    unit: UnitStatus | None = None
+    process: ProcessStatus | None = None
+    generation: Generation | None = None
+    journal: list[str] = field(default_factory=list)
+    _addresses: list[str] = field(default_factory=list)
+    _began: float = 0.0
+    _before: float = 0.0
+    _unit_seen: float = 0.0
+    _journal_read: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.options = replace(self.options, unit=unit_name(self.options.unit))
+        self._began = self._unit_seen = self.clock()
+        self._before = self.since.elapsed
+        self._addresses = resolve(self.options.host)
+
+    # -- observing
+
+    def elapsed(self) -> float:
+        """Seconds since the gate began, those of earlier windows included."""
+        return self._before + self.clock() - self._began
+
+    def look(self) -> Verdict | None:
+        """Look at the unit (or process): None while it lives."""
+        if self.options.unit:
+            self.unit = observe_unit(self.options.unit, self.run)
+            if not self.unit.error:
+                self._unit_seen = self.clock()
+            elif self.clock() - self._unit_seen > SYSTEMCTL_PATIENCE or _NO_SYSTEMD.search(self.unit.error):
+                return Verdict(
+                    FAILED,
+                    f"the state of {self.options.unit} cannot be read: {scrub(self.unit.error)}",
+                    hint="use a host with systemd, or set unit to ''",
+                )
+        elif self.options.pid:
+            self.process = observe_process(self.options.pid, self.proc)
+        dead = judge_life(self.unit, self.process, self.since, self.elapsed())
+        if dead is None:
+            self.since = self.since.learn(self.unit, self.process)
+        return dead
+
+    def owner(self, answered: bool) -> Owner:
+        """Whose socket it is; a surprising answer is looked at twice, because processes come and go between two reads."""
+        if self.unit is None and self.process is None:
+            return Owner()
+        if self.unit is not None and self.unit.error:
+            return Owner(UNKNOWN)
+        unit, process = self.unit, self.process
+
+        def pids() -> set[int]:
+            if unit is not None:
+                return unit_pids(unit, self.proc, self.cgroups)
+            return descendants(process.pid, self.proc) if process else set()
+
+        found = observe_owner(self._addresses, self.options.port, pids, self.proc)
+        if found.kind == OTHERS or (answered and found.kind in (NOBODY, UNKNOWN)):
+            self.sleep(0.2)
+            found = observe_owner(self._addresses, self.options.port, pids, self.proc)
+        return found
+
+    def read_phase(self) -> None:
+        """Progress from the journal, every few seconds only."""
+        now = self.clock()
+        if not self.options.unit or now - self._journal_read < JOURNAL_INTERVAL:
+            return
+        self._journal_read = now
+        # A slow journal must not hide a death: progress is worth a second, no more.
+        lines = observe_journal(self.options.unit, self.since.invocation_id, 200, self.run, 1.0)
+        phase = str(parse_progress(lines))
+        if phase:
+            self.since = replace(self.since, phase=phase)
+
+    def ask(self, method: str, path: str, body: Any, limit: float) -> HttpAnswer | Verdict:
+        """One request; the unit is watched while it is under way, and its death ends the wait."""
+        began = self.clock()
+        pending = self.request(self.options.host, self.options.port, method, path, body, limit)
+        while True:
+            answer = pending.wait(LIFE_INTERVAL)
+            if answer is not None:
+                return answer
+            dead = self.look()
+            if dead is not None:
+                pending.abort()
+                return dead
+            used = self.clock() - began
+            if used >= limit or self.elapsed() >= self.options.timeout:
+                pending.abort()
+                return HttpAnswer(error="timeout", seconds=used)
+            self.read_phase()
+
+    def pause(self, seconds: float) -> Verdict | None:
+        """Wait, but notice a death meanwhile."""
+        until = self.clock() + seconds
+        while (left := until - self.clock()) > 0:
+            self.sleep(min(LIFE_INTERVAL, left))
+            dead = self.look()
+            if dead is not None:
+                return dead
+        return None
+
+    # -- deciding
+
+    def observe(self, http: HttpAnswer | None, owner: Owner) -> Observation:
+        """Everything seen so far as one observation."""
+        return Observation(self.elapsed(), self.unit, self.process, owner, http, self.generation)
+
+    def judge(self, http: HttpAnswer | None, owner: Owner) -> Verdict:
+        """`decide` with this gate's options."""
+        return decide(self.observe(http, owner), self.since, self.options)
+
+    def model(self) -> str | Verdict:
+        """Name under which the model is served."""
+        if self.options.model:
+            return self.options.model
+        answer = self.ask("GET", "/v1/models", None, min(10.0, self.options.request_timeout))
+        if isinstance(answer, Verdict):
+            return answer
+        try:
+            return str(json.loads(answer.body)["data"][0]["id"])
+        except (ValueError, KeyError, IndexError, TypeError):
+            # The engine takes any name; if it does not, its own error is the better message.
+            return "default"
+
+    def generate(self) -> Verdict | None:
+        """One real generation; None when it was made (well or not), a verdict when the server died over it."""
+        model = self.model()
+        if isinstance(model, Verdict):
+            return model
+        body = generation_body(model, self.options.prompt, self.options.max_tokens)
+        for _attempt in range(GENERATION_TRIES):
+            answer = self.ask("POST", "/v1/chat/completions", body, self.options.generation_timeout)
+            if isinstance(answer, Verdict):
+                return answer
+            if answer.error == "timeout" and self.elapsed() >= self.options.timeout:
+                return None
+            self.generation = judge_generation(answer)
+            if self.generation.ok:
+                return None
+            if answer.status != 200:
+                return self.pause(DEATH_GRACE)
+        return None
+
+    def step(self) -> Verdict:
+        """One round: life, socket, /health, and, after the first 200, the generation."""
+        dead = self.look()
+        if dead is not None:
+            return dead
+        self.read_phase()
+        owner = self.owner(answered=False)
+        if owner.kind == OTHERS:
+            return self.judge(None, owner)
+        answer = self.ask("GET", "/health", None, self.options.request_timeout)
+        self.since = replace(self.since, attempts=self.since.attempts + 1)
+        if isinstance(answer, Verdict):
+            return answer
+        self.since = replace(self.since, last_status=answer.text())
+        if answer.error != "refused":
+            # What answered must be ours, and still alive: a reset connection is often the first sign of a death.
+            dead = self.look()
+            if dead is not None:
+                return dead
+            owner = self.owner(answered=answer.status > 0)
+        verdict = self.judge(answer, owner)
+        if verdict.generate:
+            self.since = replace(self.since, state=WARMING)
+            dead = self.generate() or self.look()
+            if dead is not None:
+                return dead
+            verdict = self.judge(answer, self.owner(answered=True))
+        return verdict
+
+    def wait(self, window: float = 0.0) -> dict[str, Any]:
+        """Observe until a final state, or, with a window, until the window is over and no request is under way."""
+        while True:
+            verdict = self.step()
+            if verdict.state not in INTERIM:
+                return self.result(verdict)
+            self.since = replace(self.since, state=verdict.state)
+            left = window - (self.clock() - self._began)
+            # A pause at the end of a window would only come on top of the caller's own way back here.
+            if window > 0 and left <= self.options.poll_interval:
+                return self.result(verdict)
+            dead = self.pause(min(self.options.poll_interval, max(0.0, self.options.timeout - self.elapsed())))
+            if dead is not None:
+                return self.result(dead)
+
+    def once(self) -> dict[str, Any]:
+        """One observation without waiting and without a generation (check mode)."""
+        limit = min(self.options.request_timeout, 5.0)
+        self.options = replace(self.options, generate=False, request_timeout=limit)
+        return self.result(self.step())
+
+    # -- reporting
+
+    def result(self, verdict: Verdict) -> dict[str, Any]:
+        """The same keys in every state."""
+        elapsed = self.elapsed()
+        final = verdict.state not in INTERIM
+        if final and verdict.state != READY and self.options.unit and not self.journal:
+            known = self.since.invocation_id or (self.unit.invocation_id if self.unit else "")
+            lines = observe_journal(self.options.unit, known, self.options.journal_lines, self.run)
+            self.journal = last_pieces(lines)
+        pid = self.since.main_pid or self.options.pid
+        if self.unit is not None and self.unit.main_pid:
+            pid = self.unit.main_pid
+        since = replace(self.since, elapsed=elapsed, state=verdict.state if not final else self.since.state)
+        return {
+            "state": verdict.state,
+            "ready": verdict.state == READY,
+            "elapsed": round(elapsed, 1),
+            "attempts": self.since.attempts,
+            "last_status": self.since.last_status,
+            "unit": self.unit.public() if self.unit is not None and self.options.unit else {},
+            "pid": pid,
+            "phase": self.since.phase,
+            "generation": self.generation.public() if self.generation is not None else {},
+            "journal": self.journal,
+            "msg": self.message(verdict, elapsed),
+            "_since": asdict(since),
+        }
+
+    def message(self, verdict: Verdict, elapsed: float) -> str:
+        """What was found, what was expected, what to do, and the journal's last words."""
+        options = self.options
+        if verdict.state == READY:
+            text = f"{verdict.reason} after {seconds_text(elapsed)} s"
+            if self.generation is not None:
+                text += f"; generated {self.generation.tokens} tokens in {self.generation.seconds:.1f} s"
+            return text
+        if verdict.state in INTERIM:
+            return verdict.reason + (f" ({self.since.phase})" if self.since.phase else "")
+        found = verdict.reason
+        if verdict.state == TIMEOUT and self.since.phase:
+            found += f", {self.since.phase}"
+        if verdict.state != FAILED or " after " not in found:
+            found += f" after {seconds_text(elapsed)} s"
+        wanted = "/health 200" + (" and one generation" if verdict.state == GENERATION_FAILED else "")
+        text = (
+            f"{found} (expected: {wanted} on {options.host}:{options.port} within {seconds_text(options.timeout)} s)."
+        )
+        todo = [verdict.hint] if verdict.hint else []
+        if options.unit:
+            todo.append(f"journalctl -u {options.unit} -n 200")
+        if todo:
+            text += f" Do: {'; '.join(todo)}."
+        if self.journal:
+            text += " Last journal lines:\n" + "\n".join(f"  {line}" for line in self.journal)
+        return text
+
+
+# --------------------------------------------------------------------------------------------------- on the host
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The gate as a program: progress and verdict on standard output; 0 ready, 1 not ready, 2 wrong options."""
+    parser = argparse.ArgumentParser(prog="health", description="Wait until the server serves.", allow_abbrev=False)
+    for name, default in asdict(Options()).items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
+        else:
+            parser.add_argument(flag, type=type(default), default=default, metavar=type(default).__name__)
+    options = Options(**vars(parser.parse_args(argv)))
+    wrong = check_options(options)
+    if wrong:
+        parser.error(wrong)
+    label = options.unit.removesuffix(".service") or f"{options.host}:{options.port}"
+    since, shown = Since(), ""
+    while True:
+        result = Gate(options, since).wait(5.0)
+        since = Since.load(result["_since"])
+        if result["state"] not in INTERIM:
+            print(result["msg"], flush=True)
+            return 0 if result["ready"] else 1
+        key = f"{result['state']} {phase_name(result['phase'])} {result['last_status']}"
+        if key != shown:
+            shown = key
+            words = (result["elapsed"], options.timeout, result["state"], result["phase"], result["last_status"])
+            print(progress_line(label, socket.gethostname(), *words), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,373 @@
+"""Engine releases: one folder for each set of pinned packages, built whole or not at all.
+
+A release is ``<root>/releases/<id>/`` with a virtual environment and, written last, ``manifest.json``. The id is the
+hash of everything that determines the release, so a changed pin makes a new folder beside the one that serves, and
+nothing that runs is touched. A folder without a manifest is the rest of an interrupted build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+MANIFEST = "manifest.json"
+ID_LENGTH = 12
+STEP_KEYS = {"name", "requirements", "index_url", "extra_index_urls", "no_deps", "overrides"}
+
+# What is asked of the finished environment, by its own interpreter: imports, the CUDA that torch was built for.
+_CHECK = """
+import importlib, json, sys
+found = {"python_version": "%d.%d.%d" % sys.version_info[:3], "imports": {}, "torch_cuda": None}
+for name in json.loads(sys.argv[1]):
+    try:
+        importlib.import_module(name)
+        found["imports"][name] = None
+    except BaseException as error:
+        found["imports"][name] = "%s: %s" % (type(error).__name__, str(error)[:300])
+if "torch" in sys.modules:
+    found["torch_cuda"] = sys.modules["torch"].version.cuda
+print("CHECK" + json.dumps(found))
+"""
+
+
+class ReleaseError(Exception):
+    """Says what was found, what was expected and what to do."""
+
+
+def without_credentials(url: str) -> str:
+    """The address without user and password: they decide nothing about the content and must not reach a file."""
+    parts = urlsplit(url)
+    if not parts.netloc or "@" not in parts.netloc:
+        return url
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def canonical_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate a release description and reduce it to what determines the release.
+
+    ``spec`` holds ``python`` (absolute path of the base interpreter), ``steps`` (list of ``{name, requirements,
+    index_url, extra_index_urls, no_deps, overrides}``, installed in this order), and the defaults ``index_url``,
+    ``extra_index_urls``, ``find_links`` and ``offline``. Where packages come from is part of the id, since two
+    indexes may hold different builds of one version. Raises ReleaseError.
+    """
+    python = str(spec.get("python") or "")
+    if not python.startswith("/"):
+        raise ReleaseError(f"sglang_base_python is {python!r}, expected the absolute path of a Python interpreter")
+    steps = spec.get("steps")
+    if not isinstance(steps, Sequence) or isinstance(steps, str) or not steps:
+        raise ReleaseError(f"sglang_steps is {steps!r}, expected a list with at least one step of packages to install")
+    canonical_steps = []
+    for number, step in enumerate(steps):
+        if not isinstance(step, Mapping) or not step.get("name"):
+            raise ReleaseError(f"sglang_steps[{number}] is {step!r}, expected a dictionary with a name")
+        unknown = sorted(set(step) - STEP_KEYS)
+        if unknown:
+            raise ReleaseError(
+                f"sglang_steps[{number}] ({step['name']}) has the unknown keys {', '.join(unknown)}; "
+                f"expected some of {', '.join(sorted(STEP_KEYS))}"
+            )
+        requirements = [line for line in map(_requirement, step.get("requirements") or []) if line]
+        if not requirements:
+            raise ReleaseError(f"sglang_steps[{number}] ({step['name']}) lists no requirements")
+        canonical_steps.append(
+            {
+                "name": str(step["name"]),
+                "requirements": requirements,
+                "index_url": without_credentials(str(step.get("index_url") or "")),
+                "extra_index_urls": [without_credentials(str(u)) for u in step.get("extra_index_urls") or []],
+                "no_deps": bool(step.get("no_deps", False)),
+                "overrides": [str(line) for line in step.get("overrides") or []],
+            }
+        )
+    return {
+        "python": python,
+        "steps": canonical_steps,
+        "index_url": without_credentials(str(spec.get("index_url") or "")),
+        "extra_index_urls": [without_credentials(str(u)) for u in spec.get("extra_index_urls") or []],
+        "find_links": [str(f) for f in spec.get("find_links") or []],
+        "offline": bool(spec.get("offline", False)),
+    }
+
+
+def _requirement(line: str) -> str:
+    return re.sub(r"(^|\s)#.*$", "", str(line)).strip()
+
+
+def release_id(spec: Mapping[str, Any]) -> str:
+    """The id of the release that ``spec`` describes: the same on the controller and on the host."""
+    text = json.dumps(canonical_spec(spec), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:ID_LENGTH]
+
+
+def installed_packages(venv: Path) -> dict[str, str]:
+    """Distribution names (normalised) and versions, from the names of the dist-info folders: milliseconds."""
+    packages = {}
+    for info in venv.glob("lib/python3*/site-packages/*.dist-info"):
+        name, _, version = info.name.removesuffix(".dist-info").rpartition("-")
+        packages[re.sub(r"[-_.]+", "-", name).lower()] = version
+    return dict(sorted(packages.items()))
+
+
+def drift(expected: Mapping[str, str], found: Mapping[str, str]) -> list[dict[str, str | None]]:
+    """Packages whose version is not the manifest's: ``[{package, expected, found}]``, None for absent."""
+    names = sorted(set(expected) | set(found))
+    return [
+        {"package": name, "expected": expected.get(name), "found": found.get(name)}
+        for name in names
+        if expected.get(name) != found.get(name)
+    ]
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest of the release at ``path``; None when the folder is missing or its build did not finish."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) else None
+
+
+class ReleaseBuilder:
+    """Builds the release of ``spec`` below ``root``.
+
+    ``installer`` is ``uv``, ``pip`` or ``auto`` (uv where it can be had from the same source, pip otherwise).
+    ``min_free_bytes`` is what the file system must have free before a build starts. ``imports`` are module names that
+    must import in the finished environment, ``torch_cuda`` the CUDA version that its torch must report ("" = a build
+    without CUDA, None = not asked), ``environment`` extra variables for that check.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        spec: Mapping[str, Any],
+        *,
+        installer: str = "auto",
+        uv_requirement: str = "uv",
+        min_free_bytes: int = 0,
+        imports: Sequence[str] = (),
+        torch_cuda: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.canonical = canonical_spec(spec)
+        self.id = release_id(spec)
+        self.releases = root / "releases"
+        self.path = self.releases / self.id
+        self.venv = self.path / "venv"
+        self.python = self.venv / "bin" / "python"
+        self._installer = installer
+        self._uv_requirement = uv_requirement
+        self._min_free_bytes = min_free_bytes
+        self._imports = list(imports)
+        self._torch_cuda = torch_cuda
+        self._environment = dict(environment or {})
+
+    # -- what is there ---------------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[str, list[dict[str, str | None]]]:
+        """``absent``, ``incomplete``, ``drifted`` or ``present``, and the drift."""
+        manifest = read_manifest(self.path)
+        if manifest is None:
+            return ("incomplete" if self.path.exists() else "absent"), []
+        found = drift(manifest.get("packages", {}), installed_packages(self.venv))
+        return ("drifted" if found else "present"), found
+
+    # -- building --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """One build at a time: a second play is refused instead of writing into the same folder."""
+        self.releases.mkdir(parents=True, exist_ok=True)
+        with (self.releases / ".lock").open("w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ReleaseError(
+                    f"another play builds a release below {self.releases}; expected to be alone. "
+                    "Wait for it to end and run this one again."
+                ) from None
+            yield
+
+    def ensure(self) -> dict[str, Any]:
+        """Build or repair the release and return its manifest. An interrupted or failed build leaves no manifest."""
+        with self.lock():
+            state, _ = self.state()
+            if state == "incomplete":
+                shutil.rmtree(self.path)
+            self._check_disk()
+            self._check_sources()
+            if not self.python.exists():
+                self._make_venv()
+            tool = self._bootstrap_installer()
+            for step in self.spec["steps"]:
+                self._install(tool, step)
+            if state == "drifted":
+                # The manifest stays until the repair is done: a release that may be serving is never taken for the
+                # rest of an interrupted build.
+                self._remove_extraneous(tool)
+            return self._finish(tool[0])
+
+    def _check_disk(self) -> None:
+        free = shutil.disk_usage(self.releases).free
+        if free < self._min_free_bytes:
+            raise ReleaseError(
+                f"{self.releases} has {free / 1e9:.1f} GB free, expected at least {self._min_free_bytes / 1e9:.1f} GB "
+                "for a release (sglang_min_free_gb). Remove old releases or set sglang_root to a larger file system."
+            )
+
+    def _check_sources(self) -> None:
+        for folder in self.canonical["find_links"]:
+            if "://" not in folder and not Path(folder).is_dir():
+                raise ReleaseError(
+                    f"sglang_find_links names {folder}, which is no folder on this host; expected a folder of wheels. "
+                    "Copy the wheels there or correct the variable."
+                )
+
+    def _make_venv(self) -> None:
+        python = self.canonical["python"]
+        if not os.access(python, os.X_OK):
+            raise ReleaseError(
+                f"sglang_base_python is {python}, which is not an executable on this host. Install it or correct it."
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._run([python, "-m", "venv", str(self.venv)], "make the virtual environment", {})
+
+    def _source_environment(self, step: Mapping[str, Any], prefix: str) -> dict[str, str]:
+        """Indexes travel in the environment: their addresses may hold a password, and argv can be read by anyone."""
+        index = str(step.get("index_url") or self.spec.get("index_url") or "")
+        extra = [str(u) for u in step.get("extra_index_urls") or self.spec.get("extra_index_urls") or []]
+        names = {
+            "PIP": ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"),
+            "UV": ("UV_DEFAULT_INDEX", "UV_INDEX"),
+        }[prefix]
+        environment = {names[0]: index} if index else {}
+        if extra:
+            environment[names[1]] = " ".join(extra)
+        return environment
+
+    def _source_arguments(self) -> list[str]:
+        arguments = [f"--find-links={folder}" for folder in self.canonical["find_links"]]
+        return [*arguments, "--no-index"] if self.canonical["offline"] else arguments
+
+    def _bootstrap_installer(self) -> tuple[str, list[str]]:
+        pip = [str(self.python), "-m", "pip", "--disable-pip-version-check"]
+        if self._installer == "pip":
+            return "pip", pip
+        uv = self.venv / "bin" / "uv"
+        if not uv.exists():
+            command = [*pip, "install", "--quiet", *self._source_arguments(), self._uv_requirement]
+            try:
+                self._run(command, "install uv", self._source_environment({}, "PIP"))
+            except ReleaseError:
+                if self._installer == "uv":
+                    raise
+                return "pip", pip
+        return "uv", [str(uv), "pip"]
+
+    def _install(self, tool: tuple[str, list[str]], step: Mapping[str, Any]) -> None:
+        kind, command = tool
+        requirements = self.path / f"requirements-{step['name']}.txt"
+        lines = [line for line in map(_requirement, step["requirements"]) if line]
+        requirements.write_text("\n".join(lines) + "\n")
+        arguments = [*command, "install", "--quiet", *self._source_arguments(), f"--requirement={requirements}"]
+        if step.get("no_deps"):
+            arguments.append("--no-deps")
+        overrides = [str(line) for line in step.get("overrides") or []]
+        environment = self._source_environment(step, kind.upper())
+        if kind == "uv":
+            arguments.append(f"--python={self.python}")
+            # Several indexes may hold the same name: take the best version of all, as pip does.
+            environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+            # Another tool's configuration must not decide what is in a release.
+            environment["UV_NO_CONFIG"] = "1"
+            # The service's user cannot write here: without bytecode each start would compile everything again.
+            environment["UV_COMPILE_BYTECODE"] = "1"
+            if overrides:
+                file = self.path / f"overrides-{step['name']}.txt"
+                file.write_text("\n".join(overrides) + "\n")
+                arguments.append(f"--override={file}")
+        elif overrides:
+            raise ReleaseError(
+                f"step {step['name']} overrides {', '.join(overrides)}, which pip cannot do; uv could not be installed. "
+                "Make uv available from the same package source."
+            )
+        self._run(arguments, f"install the step '{step['name']}'", environment)
+
+    def _remove_extraneous(self, tool: tuple[str, list[str]]) -> None:
+        kind, command = tool
+        expected = (read_manifest(self.path) or {}).get("packages", {})
+        extra = [name for name in installed_packages(self.venv) if name not in expected]
+        if extra:
+            where = [f"--python={self.python}"] if kind == "uv" else ["--yes"]
+            self._run([*command, "uninstall", "--quiet", *where, *extra], "remove added packages", {})
+
+    def _finish(self, tool: str) -> dict[str, Any]:
+        checked = self.check()
+        manifest = {
+            "id": self.id,
+            "spec": self.canonical,
+            "installer": tool,
+            "built_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "packages": installed_packages(self.venv),
+            **checked,
+        }
+        temporary = self.path / (MANIFEST + ".new")
+        temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+        temporary.replace(self.path / MANIFEST)
+        return manifest
+
+    def check(self) -> dict[str, Any]:
+        """Import what must import and compare torch's CUDA; ``{python_version, torch_cuda}``. Raises ReleaseError."""
+        done = self._run(
+            [str(self.python), "-c", _CHECK, json.dumps(self._imports)], "check the imports", self._environment
+        )
+        lines = [line for line in done.splitlines() if line.startswith("CHECK")]
+        if not lines:
+            raise ReleaseError(f"the import check of {self.path} printed no result:\n{done[-1500:]}")
+        found = json.loads(lines[-1].removeprefix("CHECK"))
+        broken = {name: error for name, error in found.pop("imports").items() if error}
+        if broken:
+            listed = "; ".join(f"{name}: {error}" for name, error in broken.items())
+            raise ReleaseError(
+                f"{len(broken)} of {len(self._imports)} modules do not import in {self.path}: {listed}. "
+                "Expected all to import. Look at the pins in sglang_steps, their order and their indexes."
+            )
+        if self._torch_cuda is not None and (found["torch_cuda"] or "") != self._torch_cuda:
+            raise ReleaseError(
+                f"torch in {self.path} was built for CUDA {found['torch_cuda'] or 'none'}, expected "
+                f"{self._torch_cuda or 'none'} (sglang_torch_cuda). A later step may have replaced it: look at the "
+                "order and the index of the steps in sglang_steps."
+            )
+        return found
+
+    def _run(self, command: Sequence[str], purpose: str, environment: Mapping[str, str]) -> str:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "LC_ALL": "C.UTF-8", **environment},
+            stdin=subprocess.DEVNULL,
+        )
+        if done.returncode != 0:
+            output = _scrub((done.stderr.strip() or done.stdout.strip())[-2500:])
+            raise ReleaseError(
+                f"could not {purpose} of release {self.id} (status {done.returncode}). The release that serves is "
+                f"untouched; the next run starts over. What it said:\n{output}"
+            )
+        return done.stdout
+
+
+def _scrub(text: str) -> str:
+    return re.sub(r"(\w+://)[^/\s@]+@", r"\1***@", text)
