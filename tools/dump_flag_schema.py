@@ -5,12 +5,12 @@ Run it with the interpreter of the environment that holds the engine; no GPU and
 
     /path/to/engine/bin/python tools/dump_flag_schema.py
 
-writes ``plugins/module_utils/data/flags-<engine version>.json``. ``--output -`` prints instead, ``--check`` compares with the
-file that is there and ends with status 1 when they differ.
+writes ``plugins/module_utils/data/flags-<engine version>.json``. ``--output -`` prints instead, ``--check`` compares
+with the file that is there and ends with status 1 when they differ.
 
-What is read is the real ``argparse`` parser built by ``sglang.srt.server_args.ServerArgs.add_cli_args``. In addition the
-engine's source is searched for every field of ``ServerArgs``: a field whose name is an attribute, a keyword or a string
-nowhere outside its own declaration and its own parser entry is listed under ``never_read``.
+What is read is the real ``argparse`` parser built by ``sglang.srt.server_args.ServerArgs.add_cli_args``. In addition
+the engine's source is searched for every field of ``ServerArgs``: a field whose name is an attribute, a keyword or a
+string nowhere outside its own declaration and its own parser entry is listed under ``never_read``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
@@ -51,7 +52,7 @@ class _Name:
 class _Stub(types.ModuleType):
     """A module that has every name."""
 
-    __path__: list[str] = []
+    __path__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -82,7 +83,7 @@ def make_importable() -> None:
     import torch
 
     try:
-        import torchvision  # noqa: F401
+        importlib.import_module("torchvision")
     except RuntimeError:
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
@@ -90,7 +91,7 @@ def make_importable() -> None:
         for operator in ("nms", "qnms"):
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _KEPT.append(library)
-        import torchvision  # noqa: F401
+        importlib.import_module("torchvision")
 
 
 def plain(value: Any) -> Any:
@@ -162,7 +163,8 @@ def names_in(tree: ast.AST, skip: set[ast.AST]) -> set[str]:
 
 
 def never_read(root: pathlib.Path, fields: set[str]) -> list[str]:
-    """The fields of ServerArgs that no file of the engine mentions, apart from their declaration and their parser entry."""
+    """The fields of ServerArgs that no file of the engine mentions, apart from their declaration and their parser
+    entry."""
     seen: set[str] = set()
     for path in sorted(root.rglob("*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")

@@ -18,14 +18,15 @@ version_added: 0.1.0
 author:
   - The gpuserve.sglang authors (@gpuserve)
 description:
-  - Turns a mapping of flags or fields and values into the words that the engine's parser takes, checked for spelling, arity, type
-    and choices against the parser of that version.
+  - Turns a mapping of flags or fields and values into the words that the engine's parser takes, checked for spelling,
+    arity, type and choices against the parser of that version.
   - Of a plan (the result of P(gpuserve.sglang.launch_plan#filter)) it takes C(args).
   - Checks single flags only; the rules between them are those of P(gpuserve.sglang.launch_plan#filter).
 positional: _input
 options:
   _input:
-    description: A plan, or a mapping of flags (V(--tp-size)) or fields (V(tp_size)) to values. True is a switch; null and false are left out.
+    description: A plan, or a mapping of flags (V(--tp-size)) or fields (V(tp_size)) to values. True is a switch; null
+      and false are left out.
     type: dict
     required: true
   engine_version:

@@ -17,19 +17,20 @@ version_added: 0.1.0
 author:
   - The gpuserve.sglang authors (@gpuserve)
 description:
-  - Computes command line, environment, unit settings and memory budget of an SGLang server, with the reason of every value, the
-    warnings, and every deviation from the documented production box.
+  - Computes command line, environment, unit settings and memory budget of an SGLang server, with the reason of every
+    value, the warnings, and every deviation from the documented production box.
   - Unit, handbook, verify and benchmark read this plan; none of them computes a flag.
-  - Each plan passes the engine's own parser without abbreviations. What the engine would overwrite, ignore or choke on is refused,
-    never corrected. All problems are reported together, one line each, with the variable, what was found, what is expected and
-    what to do.
+  - Each plan passes the engine's own parser without abbreviations. What the engine would overwrite, ignore or choke on
+    is refused, never corrected. All problems are reported together, one line each, with the variable, what was found,
+    what is expected and what to do.
   - Reads nothing but its input and the data files of the collection; it can be used without touching a host.
 positional: _input
 options:
   _input:
     description:
-      - The wanted deployment. Keys that are missing or null have their default. The role C(deployment) builds it of its variables
-        C(deployment_<key>).
+      - The wanted deployment. A key that is missing, null or an empty string has its default. The role C(deployment)
+        builds it of its variables C(deployment_<key>); C(torch_cuda) is C(sglang_torch_cuda), C(load_budget_s) is
+        C(deployment_load_budget).
       - Any other key is refused.
     type: dict
     required: true
@@ -39,16 +40,18 @@ options:
         type: str
         default: 0.5.9
       profile:
-        description: Name of a built-in profile (V(eagle3-topk1-v2), V(eagle3-topk4-v1), V(baseline), V(cpu)) or of one in O(_input.profiles).
+        description: Name of a built-in profile (V(eagle3-topk1-v2), V(eagle3-topk4-v1), V(baseline), V(cpu)) or of one
+          in O(_input.profiles).
         type: str
         default: eagle3-topk1-v2
       profiles:
-        description: Profiles of this site, by name. Each has C(title), C(base), C(flags), C(env); a value is written plainly or as
-          C({value, reason, source, when}).
+        description: Profiles of this site, by name. Each has C(title), C(base), C(flags), C(env); a value is written
+          plainly or as C({value, reason, source, when}).
         type: dict
         default: {}
       overrides:
-        description: Values over the profile's, by field of the engine, such as C(mem_fraction_static). Null leaves a value to the engine.
+        description: Values over the profile's, by field of the engine, such as C(mem_fraction_static). Null leaves a
+          value to the engine.
         type: dict
         default: {}
       extra_args:
@@ -71,10 +74,11 @@ options:
         description: Name that clients ask for. Empty takes the last part of O(_input.model_path).
         type: str
         default: ''
-      host:
+      listen_host:
         description: Address to listen on.
         type: str
         default: 127.0.0.1
+        aliases: [host]
       port:
         description: Port to listen on, 1024 to 65535.
         type: int
@@ -133,11 +137,13 @@ seealso:
 EXAMPLES = r"""
 - name: Plan the deployment
   ansible.builtin.set_fact:
-    deployment_plan: "{{ deployment_wanted | gpuserve.sglang.launch_plan(host=deployment_host, models=deployment_models) }}"
+    deployment_plan: >-
+      {{ deployment_wanted | gpuserve.sglang.launch_plan(host=deployment_host, models=deployment_models) }}
 
 - name: See what the production profile would run here
   ansible.builtin.debug:
-    msg: "{{ (wanted | gpuserve.sglang.launch_plan(host=deployment_host, models=deployment_models)).command | join(' ') }}"
+    msg: >-
+      {{ (wanted | gpuserve.sglang.launch_plan(host=deployment_host, models=deployment_models)).command | join(' ') }}
   vars:
     wanted:
       model_path: /data/kimi-k2.5
@@ -166,7 +172,8 @@ _value:
       description: Name of the profile.
       type: str
     model:
-      description: C(path), C(draft_path) (empty without speculation), C(served_model_name), C(architecture), C(context_length) in tokens.
+      description: C(path), C(draft_path) (empty without speculation), C(served_model_name), C(architecture),
+        C(context_length) in tokens.
       type: dict
     command:
       description: Words of the whole command line.
@@ -184,17 +191,19 @@ _value:
       type: dict
     unit:
       description:
-        - Settings of the unit. C(name), C(description), C(user), C(group), C(working_directory), C(restart), C(kill_mode), C(after)
-          (list), C(limit_memlock), C(memory_max) (text such as V(979450M), or null), and in seconds C(restart_sec),
-          C(timeout_start_sec), C(timeout_stop_sec), C(start_limit_interval_sec); C(start_limit_burst) is a count.
+        - Settings of the unit. C(name), C(description), C(user), C(group), C(working_directory), C(restart),
+          C(kill_mode), C(after) (list), C(limit_memlock), C(memory_max) (text such as V(979450M) or V(infinity)), and
+          in seconds C(restart_sec), C(timeout_start_sec), C(timeout_stop_sec), C(start_limit_interval_sec);
+          C(start_limit_burst) is a count.
       type: dict
     endpoint:
       description: C(host), C(port), C(url) (reachable from the host itself), C(served_model_name).
       type: dict
     budget:
       description:
-        - Memory of one rank in bytes, C(kv_tokens), C(full_length_requests), C(mem_fraction_static), C(largest_fraction) that leaves
-          1 GiB free, C(smallest_fraction) that holds the weights, C(margin_bytes) that stay free, C(assumptions).
+        - Memory of one rank in bytes, C(kv_tokens), C(full_length_requests), C(mem_fraction_static),
+          C(largest_fraction) that leaves 1 GiB free, C(smallest_fraction) that holds the weights, C(margin_bytes) that
+          stay free, C(assumptions).
         - A value is null when the facts do not suffice.
       type: dict
     notes:
@@ -206,7 +215,8 @@ _value:
       type: list
       elements: dict
     deviations:
-      description: What differs from the documented box; C(setting), C(documented), C(actual), C(reason), C(take_back) (a variable).
+      description: What differs from the documented box; C(setting), C(documented), C(actual), C(reason), C(take_back)
+        (a variable).
       type: list
       elements: dict
     patches:

@@ -61,9 +61,10 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(ok), C(error) (null unless the policy itself is wrong), the lists C(failures), C(warnings), C(waived) (dictionaries with C(id), C(title), C(severity), C(found),
-      C(expected), C(do), C(value), C(message), and C(reason) for waived ones), the ids C(passed), C(skipped) and
-      C(waivers_unused), and the texts C(table) and C(summary).
+    - C(ok), C(error) (null unless the policy itself is wrong), the lists C(failures), C(warnings), C(waived)
+      (dictionaries with C(id), C(title), C(severity), C(found), C(expected), C(do), C(value), C(message), and
+      C(reason) for waived ones), the ids C(passed), C(skipped) and C(waivers_unused), and the texts C(table) and
+      C(summary).
   type: dict
 """
 

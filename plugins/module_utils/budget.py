@@ -4,8 +4,8 @@ The engine's own arithmetic (0.5.9, ``model_runner_kv_cache_mixin.py:116-149``):
 
     KV tokens = (free after weights - free before weights * (1 - mem_fraction_static)) / bytes a token
 
-What lies outside the fraction - the draft model, its KV pool, request tables, workspaces, CUDA graphs, activations - is not
-checked by the engine at all: it starts, and dies of it later. Here it is added up. Checked against engine logs in
+What lies outside the fraction - the draft model, its KV pool, request tables, workspaces, CUDA graphs, activations - is
+not checked by the engine at all: it starts, and dies of it later. Here it is added up. Checked against engine logs in
 ``tests/unit/test_budget.py``. All sizes are bytes unless their name says otherwise.
 """
 
@@ -29,7 +29,8 @@ CONTEXT_BYTES = 1302 * MIB
 FLASHINFER_WORKSPACE_BYTES = 520 * MIB
 #: The draft worker's own small buffers; logs: 20.88 -> 20.81 GiB.
 DRAFT_WORKSPACE_BYTES = 72 * MIB
-#: CUDA graphs beside the engine's heuristic of 2 MiB a batch size; logs: 0.12 (baseline) to 0.36 GiB (tree of 16) at 32.
+#: CUDA graphs beside the engine's heuristic of 2 MiB a batch size; logs: 0.12 (baseline) to 0.36 GiB (tree of 16) at
+#: 32.
 GRAPH_BASE_BYTES = 128 * MIB
 #: ... and the draft's graphs; logs: 0.23 GiB (topk 1) to 0.44 GiB (topk 4, with draft extend).
 DRAFT_GRAPH_BASE_BYTES = 256 * MIB
@@ -37,7 +38,8 @@ DRAFT_GRAPH_BASE_BYTES = 256 * MIB
 DEADLY_MARGIN_BYTES = 256 * MIB
 #: Free memory below which the plan says that it is thin.
 THIN_MARGIN_BYTES = 1 * GIB
-#: Workspace of the fused all-reduce: one buffer and three lamport buffers, each for every rank, this many tokens, 2 bytes.
+#: Workspace of the fused all-reduce: one buffer and three lamport buffers, each for every rank, this many tokens, 2
+#: bytes.
 FUSION_MAX_TOKENS = 2048
 #: Preallocation of --enable-symm-mem unless SGLANG_SYMM_MEM_PREALLOC_GB_SIZE says otherwise (server_args.py, 0.5.9).
 SYMM_MEM_BYTES = 4 * GIB
@@ -99,7 +101,8 @@ def kv_bytes_per_token(model: ModelShape, kv_dtype: str, attention_tp: int) -> i
 
 
 def graph_sizes(settings: Mapping[str, Any], gpu_memory_mib: int | None) -> list[int]:
-    """The batch sizes of the CUDA graphs that the engine will capture, after it drops those above the running requests."""
+    """The batch sizes of the CUDA graphs that the engine will capture, after it drops those above the running
+    requests."""
     if settings.get("disable_cuda_graph") or settings.get("device") == "cpu":
         return []
     given = settings.get("cuda_graph_bs")
@@ -150,7 +153,8 @@ def default_chunk(gpu_memory_mib: int | None) -> int:
 
 
 def automatic_fraction(settings: Mapping[str, Any], gpu_memory_mib: int, model: ModelShape | None) -> float:
-    """``mem_fraction_static`` when nobody sets it (``server_args.py:1030-1077`` and ``adjust_mem_fraction_for_vlm``)."""
+    """``mem_fraction_static`` when nobody sets it (``server_args.py:1030-1077`` and
+    ``adjust_mem_fraction_for_vlm``)."""
     tp = settings.get("tp_size") or 1
     given = settings.get("cuda_graph_bs") or [
         settings.get("cuda_graph_max_bs") or default_graph_max(gpu_memory_mib, tp)
@@ -171,14 +175,15 @@ def automatic_fraction(settings: Mapping[str, Any], gpu_memory_mib: int, model: 
     if model is not None and model.is_multimodal and not settings.get("language_only"):
         layers = model.vision.get("num_hidden_layers", model.vision.get("vt_num_hidden_layers", 24))
         width = model.vision.get("hidden_size", model.vision.get("vt_hidden_size", 1024))
-        if is_int(layers) and is_int(width):
+        if is_int(layers) and is_int(width) and 0 < layers < 1 << 20 and 0 < width < 1 << 20:
             ratio = layers * width**2 / (24 * 1024**2)
             fraction *= 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (ratio - 1.0)))
     return float(fraction)
 
 
 def _activation_bytes(model: ModelShape, settings: Mapping[str, Any], chunk: int) -> int:
-    """Peak of activations in one prefill chunk: residual stream, attention or MLP inside, routed experts. An estimate."""
+    """Peak of activations in one prefill chunk: residual stream, attention or MLP inside, routed experts. An
+    estimate."""
     tp = settings.get("tp_size") or 1
     hidden = model.hidden_size or 0
     dense = chunk * (4 * hidden + 3 * model.intermediate_size // tp) * model.dtype_bytes
@@ -216,7 +221,7 @@ def compute(
     available: int | None = None
     if memory_mib is not None:
         held = max((gpu.memory_used_mib for gpu in host.gpus), default=0)
-        available = (memory_mib - held) * MIB - CONTEXT_BYTES
+        available = max(MIB, (memory_mib - held) * MIB - CONTEXT_BYTES)
         assumptions.append(f"driver and CUDA context take {CONTEXT_BYTES // MIB} MiB of each GPU (seen on H200)")
         if held:
             assumptions.append(f"{held} MiB are in use on a GPU now and stay in use")

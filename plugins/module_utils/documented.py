@@ -1,7 +1,8 @@
 """The documented box and how a plan deviates from it.
 
-``data/documented.json`` is the record of one machine. Every setting that the record names and the plan has otherwise, and every
-setting that the plan has and the record does not name, becomes one deviation with its reason and the variable that takes it back.
+``data/documented.json`` is the record of one machine. Every setting that the record names and the plan has otherwise,
+and every setting that the plan has and the record does not name, becomes one deviation with its reason and the variable
+that takes it back.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def deviations(
 ) -> list[dict[str, Any]]:
     """What differs from the record.
 
-    ``actual`` maps ``flags``, ``env`` and ``unit`` to their settings by printed name. ``absent`` gives, for a setting that is
-    not in the plan, the reason and the variable that brings it back.
+    ``actual`` maps ``flags``, ``env`` and ``unit`` to their settings by printed name. ``absent`` gives, for a setting
+    that is not in the plan, the reason and the variable that brings it back.
     """
     document = record()
     found: list[dict[str, Any]] = []

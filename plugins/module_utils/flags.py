@@ -197,6 +197,10 @@ def _check_one(flag: Flag, value: Any, variable: str) -> Problem | None:
             return refuse("a string", "Put the value in quotes.")
         if value == "":
             return refuse("a string that is not empty", "Give a value, or null to leave it to the engine.")
+        if value != value.strip():
+            return refuse(
+                "a string without spaces around it", "Remove them: the engine strips some values and not others."
+            )
         if value.startswith("-"):
             return refuse("a value that does not begin with a dash", "The parser would read it as another flag.")
         if CONTROL.search(value):
@@ -235,6 +239,13 @@ def _check_json(flag: Flag, value: Any, refuse: Any) -> Problem | None:
     return None
 
 
+def normal(flag: Flag, value: Any) -> Any:
+    """A checked value in one form: a flag that takes several values always has a list, which later readers rely on."""
+    if flag.nargs in ("+", "*") and value is not None and flag.type not in ("json", "json_list"):
+        return list(value) if isinstance(value, (list, tuple)) else [value]
+    return value
+
+
 def text_of(value: Any) -> str:
     """A value as the parser will read it."""
     if isinstance(value, bool):
@@ -250,7 +261,7 @@ def text_of(value: Any) -> str:
 
 def render(flag: Flag, value: Any) -> list[str]:
     """The words of the command line for one flag; none for a switch that is off or a value left to the engine."""
-    if value is None or value is False and flag.kind == "switch":
+    if value is None or (value is False and flag.kind == "switch"):
         return []
     if flag.kind == "switch":
         return [flag.spelling]

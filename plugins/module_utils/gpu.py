@@ -308,7 +308,7 @@ def parse_csv(output: str, fields: Sequence[str] | None = None) -> list[dict[str
             at = names.index("process_name")
             cells[at : at + surplus + 1] = [",".join(cells[at : at + surplus + 1])]
         if len(cells) == len(names):
-            rows.append(dict(zip(names, cells)))
+            rows.append(dict(zip(names, cells, strict=True)))
     return rows
 
 

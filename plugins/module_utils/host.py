@@ -69,6 +69,9 @@ def _listing(path: str) -> list[str]:
 _SECRET_OPTION = re.compile(
     r"^--?[\w-]*(api[-_]?key|token|password|passwd|secret|credential|authorization)[\w-]*$", re.IGNORECASE
 )
+_SECRET_INLINE = re.compile(
+    r"(?<!\S)(--?[\w-]*(?:api[-_]?key|token|password|passwd|secret|credential)[\w-]*)\s+[^\s-]\S*", re.IGNORECASE
+)
 _SECRET_PAIR = re.compile(
     r'([\w-]*(?:api[-_]?key|token|password|passwd|secret|credential|authorization)[\w-]*["\']?\s*[=:]\s*["\']?)'
     r'(?:bearer\s+|basic\s+)?[^\s"\',}]+',
@@ -105,7 +108,13 @@ def scrub(argv: Sequence[str]) -> list[str]:
             continue
         word = _SECRET_PAIR.sub(lambda match: match.group(1) + HIDDEN, word)
         word = _SECRET_VALUE.sub(HIDDEN, word)
-        cleaned.append(_SECRET_URL.sub(rf"\1{HIDDEN}\2", word))
+        word = _SECRET_URL.sub(rf"\1{HIDDEN}\2", word)
+        if " " in word:
+            # A whole command as one word, as `sh -c` takes it.
+            word = _SECRET_INLINE.sub(
+                lambda m: m.group() if _HARMLESS.match(m.group(1)) else f"{m.group(1)} {HIDDEN}", word
+            )
+        cleaned.append(word)
     return cleaned
 
 

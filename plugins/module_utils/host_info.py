@@ -57,7 +57,7 @@ def collect(wanted: Wanted, roots: host.Roots | None = None, run: gpu.Runner | N
         """One odd file must not cost all the others: its part is left out and named."""
         try:
             return function()
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the rest of the host is still worth reading
+        except Exception as exc:  # whatever it is, the rest of the host is still worth reading
             notes.append(f"{name}: {type(exc).__name__}: {exc}")
             return otherwise
 

@@ -1,12 +1,13 @@
 """One plan of a deployment: command line, environment, unit, memory, and the reason of every value.
 
-``launch_plan`` is a pure function of the wanted deployment, the host's facts and the models' facts. Unit, handbook, verify and
-benchmark read its result; none of them computes a flag. It either returns a plan that the engine's own parser takes, or raises
-``PlanError`` with every problem: the variable, what was found, what is expected, what to do.
+``launch_plan`` is a pure function of the wanted deployment, the host's facts and the models' facts. Unit, handbook,
+verify and benchmark read its result; none of them computes a flag. It either returns a plan that the engine's own
+parser takes, or raises ``PlanError`` with every problem: the variable, what was found, what is expected, what to do.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import hashlib
@@ -83,7 +84,7 @@ _UNIT_NAMES = ("name", "user", "group")
 _UNIT_LISTS = ("after",)
 
 
-# --- the wanted deployment -------------------------------------------------------------------------------------------------------
+# --- the wanted deployment ------------------------------------------------------------------------
 
 
 def _read_wanted(wanted: Any) -> tuple[dict[str, Any], list[Problem]]:
@@ -171,7 +172,7 @@ def _check_path(key: str, values: dict[str, Any], refuse: Any) -> None:
         )
 
 
-# --- flags -----------------------------------------------------------------------------------------------------------------------
+# --- flags ----------------------------------------------------------------------------------------
 
 
 def _find_flag(schema: flags.Schema, name: str, patches: frozenset[str]) -> flags.Flag | None:
@@ -240,7 +241,8 @@ def _operator_settings(
                 if problem:
                     problems.append(problem)
                     continue
-            found[field] = Setting(field, value, f"set by the operator in {variable}", variable, variable)
+            reason = f"set by the operator in {variable}"
+            found[field] = Setting(field, flags.normal(flag, value), reason, variable, variable)
     return found, problems
 
 
@@ -303,10 +305,12 @@ def _managed_settings(values: Mapping[str, Any], speculative: bool) -> dict[str,
     if speculative and values["draft_model_path"]:
         reason = "the draft model that proposes the tokens"
         table.append(("speculative_draft_model_path", values["draft_model_path"], reason, "draft_model_path"))
-    return {field: Setting(field, value, reason, variable_of(key), variable_of(key)) for field, value, reason, key in table}
+    return {
+        field: Setting(field, value, reason, variable_of(key), variable_of(key)) for field, value, reason, key in table
+    }
 
 
-# --- environment -----------------------------------------------------------------------------------------------------------------
+# --- environment ----------------------------------------------------------------------------------
 
 
 def _env_text(value: Any) -> str:
@@ -353,7 +357,10 @@ def _environment(
             "record",
             "deployment_cuda_home",
         )
-        cached = "compiled kernels outlive a restart: 55 s instead of 213 s to ready in tests; verify wipes it when the stack changes"
+        cached = (
+            "compiled kernels outlive a restart: 55 s instead of 213 s to ready in tests; verify wipes it "
+            "when the stack changes"
+        )
         for name, child in (
             ("TRITON_CACHE_DIR", "triton"),
             ("TORCHINDUCTOR_CACHE_DIR", "inductor"),
@@ -413,7 +420,7 @@ def _env_problem(name: Any, value: Any, variable: str) -> Problem | None:
     return None
 
 
-# --- unit ------------------------------------------------------------------------------------------------------------------------
+# --- unit -----------------------------------------------------------------------------------------
 
 
 def _unit(
@@ -471,11 +478,11 @@ def _unit(
         "SIGTERM to the main process only, so that requests finish; the rest of the group is killed afterwards",
         "measured",
     )
-    memory = None
+    memory = "infinity"
     if host.memory_total_mib:
         memory = f"{host.memory_total_mib - max(2048, host.memory_total_mib // 20)}M"
     why = "all of the host's memory but 5 % (at least 2 GiB): a leak ends the service, not the host"
-    put("memory_max", memory, why if memory else "the host's memory is not known: no limit", "computed")
+    put("memory_max", memory, why if host.memory_total_mib else "the host's memory is not known: no limit", "computed")
     put("limit_memlock", "infinity", "NCCL and the driver pin memory", "record")
     after = ["nvidia-persistenced.service"] if cuda else []
     put(
@@ -484,12 +491,13 @@ def _unit(
         "the driver must be initialised first" if cuda else "no driver to wait for",
         "record" if cuda else "sandbox",
     )
-    for key in given:
-        if key not in unit and not any(problem.variable == f"deployment_unit.{key}" for problem in problems):
+    refused = {problem.variable for problem in problems}
+    for key, value in given.items():
+        if key not in unit and f"deployment_unit.{key}" not in refused:
             near = difflib.get_close_matches(key, unit, n=1)
             hint = f"Did you mean {near[0]}?" if near else "Remove it."
             expected = "one of " + ", ".join(unit)
-            problems.append(Problem("unit_key", f"deployment_unit.{key}", show(given[key]), expected, hint))
+            problems.append(Problem("unit_key", f"deployment_unit.{key}", show(value), expected, hint))
     return unit, problems
 
 
@@ -513,9 +521,7 @@ def _unit_problem(key: str, value: Any, variable: str) -> Problem | None:
         if value not in choices:
             return refuse("one of " + ", ".join(choices))
     elif key in ("memory_max", "limit_memlock"):
-        if value is not None and not (
-            isinstance(value, str) and re.fullmatch(r"infinity|[1-9]\d*[KMGT]?|[1-9]\d?%", value)
-        ):
+        if not isinstance(value, str) or not re.fullmatch(r"infinity|[1-9]\d*[KMGT]?|[1-9]\d?%", value):
             return refuse("infinity, or a size such as 64G, in quotes")
     elif not isinstance(value, str) or not value.strip() or CONTROL.search(value):
         return refuse("a string without control characters")
@@ -526,7 +532,7 @@ def _unit_problem(key: str, value: Any, variable: str) -> Problem | None:
     return None
 
 
-# --- the plan --------------------------------------------------------------------------------------------------------------------
+# --- the plan -------------------------------------------------------------------------------------
 
 
 def _profile_settings(
@@ -553,6 +559,7 @@ def _profile_settings(
             if problem:
                 problems.append(problem)
                 continue
+            entry.setting = dataclasses.replace(entry.setting, value=flags.normal(flag, value))
         checked[field] = entry
     good_env: dict[str, profiles.Entry] = {}
     for name, entry in env.items():
@@ -743,11 +750,9 @@ def _implicit(context: rules.Context) -> list[dict[str, Any]]:
         note("chunked_prefill_size", budgets.default_chunk(memory), "chosen by GPU memory (server_args.py:911)")
         fraction = budget.mem_fraction_static if budget else None
         note("mem_fraction_static", fraction and round(fraction, 3), "the engine's own formula (server_args.py:1030)")
-        note(
-            "cuda_graph_max_bs",
-            budgets.default_graph_max(memory, context.tp),
-            "chosen by GPU memory (server_args.py:911)",
-        )
+        if context.get("cuda_graph_bs") is None:
+            largest = budgets.default_graph_max(memory, context.tp)
+            note("cuda_graph_max_bs", largest, "chosen by GPU memory (server_args.py:911)")
         if budget and budget.kv_tokens and budget.context_length and not context.speculative:
             running = min(max(int(budget.kv_tokens / budget.context_length * 512), 2048), 4096)
             note(
@@ -789,7 +794,7 @@ def checked_args(args: Any, engine_version: str, patches: list[str] | None = Non
         if problem_:
             problems.append(problem_)
         else:
-            groups.append(flags.render(flag, value))
+            groups.append(flags.render(flag, flags.normal(flag, value)))
     if problems:
         raise PlanError(problems)
     return [group for group in groups if group]

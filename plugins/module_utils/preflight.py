@@ -226,7 +226,8 @@ def check_waivers(waivers: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> 
         name = str(waiver["id"])
         if name not in known:
             raise PreflightError(
-                f"gpu_preflight_waivers: found {name!r}, expected the id of a check. Checks are: {', '.join(sorted(known))}"
+                f"gpu_preflight_waivers: found {name!r}, expected the id of a check. "
+                f"Checks are: {', '.join(sorted(known))}"
             )
         if not str(waiver.get("reason") or "").strip():
             raise PreflightError(
@@ -254,7 +255,7 @@ def same_version(one: str | None, two: str | None) -> bool | None:
     """Whether two driver versions agree as far as both go (590.48 names 590.48.01 too); None when one is not known."""
     if not one or not two:
         return None
-    pair = list(zip(one.split("."), two.split(".")))
+    pair = list(zip(one.split("."), two.split("."), strict=False))
     return all(left == right for left, right in pair)
 
 
@@ -281,7 +282,8 @@ def _gpu_claims(gpu: Mapping[str, Any], unit: str) -> tuple[list[dict[str, Any]]
 def derive(host: Mapping[str, Any], want: Mapping[str, Any]) -> dict[str, Any]:
     """What rows need and a query cannot say: everything that tells our own unit from others, and sums over lists.
 
-    ours                    the server's unit is running
+    unit                    the name of the server's unit, with its suffix
+    ours                    a server of that unit is running
     gpu_models              the different names of the GPUs
     older_generation        GPUs (gpu, gen) whose PCIe link reaches a lower generation than the best one's
     foreign_processes       processes of others on the GPUs (gpu, pid, command, user, unit, memory_mib)

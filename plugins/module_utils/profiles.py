@@ -1,8 +1,8 @@
 """Profiles as data: named sets of flags and environment, each value with its reason.
 
-A profile is a mapping ``{title, base, flags, env}``. A value is written plainly (``0.88``) or with its story
-(``{value: 0.88, reason: ..., source: ..., when: pcie}``). ``base`` names the profile that it extends; ``null`` takes a value
-of the base away. Site profiles have the same shape and may extend the built-in ones.
+A profile is a mapping ``{title, base, flags, env}``. A value is written plainly (``0.9``) or with its story
+(``{value: 0.9, reason: ..., source: ..., when: pcie}``). ``base`` names the profile that it extends; ``null`` takes a
+value of the base away. Site profiles have the same shape and may extend the built-in ones.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def resolve(name: str, site: Mapping[str, Any]) -> tuple[dict[str, Entry], dict[
         found = site[current] if in_site else builtin().get(current)
         hidden = not chain and current.startswith("_") and not in_site
         if found is None or hidden:
-            near = difflib.get_close_matches(current, names(site), n=1)
+            longer = [item for item in names(site) if item.startswith(current)] if current else []
+            near = longer or difflib.get_close_matches(current, names(site), n=1)
             hint = f"Did you mean {near[0]}?" if near else "Choose one of these, or define it in deployment_profiles."
             problems.append(
                 Problem("profile_unknown", variable, show(current), "one of " + ", ".join(names(site)), hint)

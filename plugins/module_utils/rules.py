@@ -1,6 +1,7 @@
 """What makes a plan impossible, or worth a warning: a table of rules, each with its id, its reason and its evidence.
 
-A rule is a function over a ``Context`` that yields problems (the plan is refused) and warnings (it is made). It never changes
+A rule is a function over a ``Context`` that yields problems (the plan is refused) and warnings (it is made). It never
+changes
 anything: a value that the engine would overwrite, ignore or choke on is refused with that explanation, not corrected.
 """
 
@@ -35,19 +36,25 @@ DRAFT_ARCHITECTURES = ("LlamaForCausalLMEagle3",)
 
 #: Models for which 0.5.9 turns all-reduce fusion on by itself on compute capability 9.0 and 10.x (server_args.py:1680).
 FUSION_BY_ITSELF = (
-    "DeepseekV3ForCausalLM", "GptOssForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM", "Qwen3MoeForCausalLM", KIMI,
-)  # fmt: skip
+    "DeepseekV3ForCausalLM",
+    "GptOssForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "Qwen3MoeForCausalLM",
+    KIMI,
+)
 #: World sizes for which FlashInfer has a fused all-reduce.
 FUSION_WORLD_SIZES = (2, 4, 8, 16)
 
-#: Oldest driver branch that runs programs of a CUDA major version (NVIDIA, "Minor Version Compatibility"), and the driver that a
-#: toolkit came with: between the two, kernels compiled at run time may need the newer one.
+#: Oldest driver branch that runs programs of a CUDA major version (NVIDIA, "Minor Version Compatibility"), and the
+#: driver that a toolkit came with: between the two, kernels compiled at run time may need the newer one.
 DRIVER_FOR_MAJOR = {12: (525,), 13: (580,)}
 DRIVER_OF_TOOLKIT = {(12, 6): (560, 28, 3), (12, 8): (570, 26), (12, 9): (575, 51, 3), (13, 1): (590, 44, 1)}
 #: Oldest toolkit that can compile for a compute capability.
 TOOLKIT_FOR_CAPABILITY = {(9, 0): (11, 8), (10, 0): (12, 8), (10, 3): (12, 9), (12, 0): (12, 8), (12, 1): (12, 9)}
 
-#: Environment variables that the engine sets itself, whatever the unit says: what it sets, and the flag that decides it.
+#: Environment variables that the engine sets itself, whatever the unit says: what it sets, and the flag that decides
+#: it.
 OVERWRITTEN_ENV = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "entrypoints/engine.py sets it to 8",
     "CUDA_MODULE_LOADING": "entrypoints/engine.py sets it to AUTO",
@@ -182,12 +189,13 @@ def run(context: Context, only_with_budget: bool = False) -> tuple[list[Problem]
     return problems, warnings
 
 
-# --- speculation -----------------------------------------------------------------------------------------------------------------
+# --- speculation ----------------------------------------------------------------------------------
 
 
 @rule(
     "spec_numbers_together",
-    "steps without topk is a TypeError, topk without steps a bare AssertionError; without an algorithm they are ignored",
+    "steps without topk is a TypeError, topk without steps a bare AssertionError; without an algorithm they are "
+    "ignored",
     "server_args.py:2440-2462",
 )
 def _spec_numbers(c: Context) -> Iterator[Finding]:
@@ -222,7 +230,10 @@ def _spec_topk(c: Context) -> Iterator[Finding]:
 def _spec_chain(c: Context) -> Iterator[Finding]:
     steps, tokens = c.number("speculative_num_steps"), c.number("speculative_num_draft_tokens")
     if c.speculative and c.number("speculative_eagle_topk") == 1 and steps and tokens and tokens != steps + 1:
-        expected = f"{steps + 1}: with topk 1 the draft tokens are always steps ({steps}) + 1, the engine overwrites anything else"
+        expected = (
+            f"{steps + 1}: with topk 1 the draft tokens are always steps ({steps}) + 1, the engine "
+            "overwrites anything else"
+        )
         action = f"Set deployment_overrides.speculative_num_draft_tokens to {steps + 1}, or change the steps."
         yield c.problem("spec_chain_tokens", "speculative_num_draft_tokens", expected, action)
 
@@ -304,7 +315,8 @@ def _draft_architecture(c: Context) -> Iterator[Finding]:
 
 @rule(
     "draft_layer_ids",
-    "CUDA graphs capture the default layers (2, n/2, n-3); the draft's ids + 1 are used in eager mode only: others are off by one",
+    "CUDA graphs capture the default layers (2, n/2, n-3); the draft's ids + 1 are used in eager mode only: "
+    "others are off by one",
     "facts 14; sglang #25454, #22836",
 )
 def _draft_layers(c: Context) -> Iterator[Finding]:
@@ -315,8 +327,14 @@ def _draft_layers(c: Context) -> Iterator[Finding]:
         return
     expected = [1, layers // 2 - 1, layers - 4]
     if c.draft.eagle_layer_ids != expected:
-        text = f"{expected} or an absent list, for a target of {layers} layers: CUDA graphs always capture {[i + 1 for i in expected]}"
-        action = "Correct eagle_aux_hidden_state_layer_ids in the draft's config.json to the layers it was trained on, or take another draft."
+        text = (
+            f"{expected} or an absent list, for a target of {layers} layers: CUDA graphs always capture "
+            f"{[i + 1 for i in expected]}"
+        )
+        action = (
+            "Correct eagle_aux_hidden_state_layer_ids in the draft's config.json to the layers it was "
+            "trained on, or take another draft."
+        )
         found = f"eagle_aux_hidden_state_layer_ids {c.draft.eagle_layer_ids}"
         yield Problem("draft_layer_ids", "deployment_draft_model_path", found, text, action)
 
@@ -334,7 +352,8 @@ def _draft_context(c: Context) -> Iterator[Finding]:
     if context and c.draft.context_length < context and not c.env_on(name):
         found = f"a draft with {c.draft.context_length} positions and a context of {context} tokens"
         action = (
-            f"Set deployment_overrides.context_length to {c.draft.context_length}, or deployment_extra_env.{name} to true"
+            f"Set deployment_overrides.context_length to {c.draft.context_length}, or deployment_extra_env.{name} "
+            "to true"
             " when the draft is known to work beyond its positions."
         )
         yield Problem(
@@ -371,12 +390,13 @@ def _threshold(c: Context) -> Iterator[Finding]:
     if value:
         yield Warning_(
             "threshold_patch",
-            f"speculative_disable_batch_threshold {value}: above that batch size the target decodes without CUDA graphs, "
+            f"speculative_disable_batch_threshold {value}: above that batch size the target decodes without CUDA "
+            "graphs, "
             "which exist for the verify shape only; 0 is the value on record.",
         )
 
 
-# --- fused all-reduce, symmetric memory ------------------------------------------------------------------------------------------
+# --- fused all-reduce, symmetric memory -----------------------------------------------------------
 
 
 def fusion_obstacles(c: Context) -> list[tuple[str, str]]:
@@ -399,7 +419,10 @@ def fusion_obstacles(c: Context) -> list[tuple[str, str]]:
         found.append(("the GPUs' compute capability is not known", "Let gpu_host_info read the GPUs, or leave it off."))
     elif capability[0] == 12:
         if PATCH_FUSION not in c.patches:
-            text = f"compute capability {_dotted(capability)} is not supported by FlashInfer and the engine without a patch"
+            text = (
+                f"compute capability {_dotted(capability)} is not supported by FlashInfer and the engine "
+                "without a patch"
+            )
             found.append((text, f"Apply {PATCH_FUSION} and add it to deployment_patches, or leave it off."))
         if version(c.torch_cuda) < (13,):
             text = f"compute capability {_dotted(capability)} needs CUDA 13, {TORCH_CUDA} is {c.torch_cuda}"
@@ -428,7 +451,8 @@ def _fusion(c: Context) -> Iterator[Finding]:
     if c.host.topology == "pcie":
         yield Warning_(
             "fusion_pcie",
-            "enable_flashinfer_allreduce_fusion is on over PCIe, as on the documented box; elsewhere it has regressed and "
+            "enable_flashinfer_allreduce_fusion is on over PCIe, as on the documented box; elsewhere it has "
+            "regressed and "
             "deadlocked there (sglang #32330, #18758): measure both, "
             "deployment_overrides.enable_flashinfer_allreduce_fusion: false turns it off.",
         )
@@ -455,7 +479,8 @@ def _fusion_auto(c: Context) -> Iterator[Finding]:
         return
     if c.speculative and PATCH_AUX not in c.patches:
         expected = (
-            f"{PATCH_AUX}: on compute capability {_dotted(capability)} the engine turns all-reduce fusion on by itself for "
+            f"{PATCH_AUX}: on compute capability {_dotted(capability)} the engine turns all-reduce fusion on by "
+            "itself for "
             f"{c.architecture}, which ruins EAGLE-3's acceptance, and no flag turns it off"
         )
         action = f"Apply the patch and add {PATCH_AUX} to deployment_patches, or use the profile baseline."
@@ -463,7 +488,8 @@ def _fusion_auto(c: Context) -> Iterator[Finding]:
     elif not c.get("enable_flashinfer_allreduce_fusion"):
         yield Warning_(
             "fusion_by_itself",
-            f"enable_flashinfer_allreduce_fusion is not set, but on compute capability {_dotted(capability)} the engine turns it on "
+            f"enable_flashinfer_allreduce_fusion is not set, but on compute capability {_dotted(capability)} the "
+            "engine turns it on "
             f"by itself for {c.architecture}; no flag turns it off.",
         )
 
@@ -483,7 +509,10 @@ def _symm_mem(c: Context) -> Iterator[Finding]:
             "symm_mem_allowed", field, "false: the compute capability is not known", "Let gpu_host_info read the GPUs."
         )
     elif capability[0] == 12 and PATCH_SYMM not in c.patches:
-        expected = f"false: compute capability {_dotted(capability)} raises KeyError: 12 at start without the patch {PATCH_SYMM}"
+        expected = (
+            f"false: compute capability {_dotted(capability)} raises KeyError: 12 at start without the "
+            f"patch {PATCH_SYMM}"
+        )
         yield c.problem(
             "symm_mem_allowed", field, expected, f"Apply {PATCH_SYMM} and add it to deployment_patches, or turn it off."
         )
@@ -496,7 +525,7 @@ def _symm_mem(c: Context) -> Iterator[Finding]:
         yield c.problem("symm_mem_allowed", field, expected, "Turn it off, or change tp_size.")
 
 
-# --- GPUs, driver, toolkit -------------------------------------------------------------------------------------------------------
+# --- GPUs, driver, toolkit ------------------------------------------------------------------------
 
 
 def _dotted(capability: tuple[int, ...] | None) -> str:
@@ -554,7 +583,10 @@ def _gpus_equal(c: Context) -> Iterator[Finding]:
     )
     models = {(gpu.name, gpu.compute_cap) for gpu in c.host.gpus}
     if len(models) > 1 and c.tp > 1:
-        action = "Use a host with equal GPUs, or hide the others (deployment_extra_env.CUDA_VISIBLE_DEVICES is not read here)."
+        action = (
+            "Use a host with equal GPUs, or hide the others (deployment_extra_env.CUDA_VISIBLE_DEVICES is "
+            "not read here)."
+        )
         yield Problem("gpus_equal", "deployment_host.gpus", ", ".join(kinds), "GPUs of one model", action)
 
 
@@ -587,7 +619,8 @@ def _driver(c: Context) -> Iterator[Finding]:
     elif own and version(c.host.driver) < own:
         yield Warning_(
             "driver_toolkit",
-            f"Driver {c.host.driver} is older than the one of CUDA {c.torch_cuda} ({_dotted(own)}): kernels compiled at run "
+            f"Driver {c.host.driver} is older than the one of CUDA {c.torch_cuda} ({_dotted(own)}): kernels "
+            "compiled at run "
             "time may be refused.",
         )
 
@@ -616,9 +649,7 @@ def _toolkit(c: Context) -> Iterator[Finding]:
     needed = TOOLKIT_FOR_CAPABILITY.get(capability) if capability else None
     if needed and torch and torch < needed:
         expected = f"CUDA {_dotted(needed)} or newer for compute capability {_dotted(capability)}"
-        yield Problem(
-            "toolkit_torch", TORCH_CUDA, show(c.torch_cuda), expected, "Build the stack for a newer CUDA."
-        )
+        yield Problem("toolkit_torch", TORCH_CUDA, show(c.torch_cuda), expected, "Build the stack for a newer CUDA.")
 
 
 @rule("attention_hardware", "some attention backends exist for some GPUs only", "server_args.py:1880-1925")
@@ -635,7 +666,7 @@ def _attention(c: Context) -> Iterator[Finding]:
         )
 
 
-# --- values that the engine overwrites, ignores or refuses -----------------------------------------------------------------------
+# --- values that the engine overwrites, ignores or refuses ----------------------------------------
 
 
 @rule(
@@ -747,7 +778,26 @@ def _loader(c: Context) -> Iterator[Finding]:
         yield c.problem("loader_config", "model_loader_extra_config", expected, "Remove the other keys.")
 
 
-# --- sizes -----------------------------------------------------------------------------------------------------------------------
+@rule(
+    "lora_paths",
+    "text in braces is read as JSON with lora_name and lora_path, and anything else trips an assertion",
+    "server_args.py:5705",
+)
+def _lora(c: Context) -> Iterator[Finding]:
+    value = c.get("lora_paths")
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        if not isinstance(item, str) or not (item.startswith("{") and item.endswith("}")):
+            continue
+        try:
+            parsed = as_dict(json.loads(item))
+        except ValueError:
+            parsed = {}
+        if not {"lora_name", "lora_path"} <= set(parsed):
+            expected = "a path, name=path, or JSON with lora_name and lora_path"
+            yield c.problem("lora_paths", "lora_paths", expected, "Write name=path.")
+
+
+# --- sizes ----------------------------------------------------------------------------------------
 
 
 @rule("chunk_page", "chunked prefill works in whole pages", "server_args.py:5182")
@@ -767,8 +817,8 @@ def _chunk_page(c: Context) -> Iterator[Finding]:
 def _sizes(c: Context) -> Iterator[Finding]:
     for field in (
         "tp_size", "pp_size", "dp_size", "ep_size", "max_running_requests", "max_total_tokens", "max_prefill_tokens",
-        "cuda_graph_max_bs", "context_length", "gpu_id_step", "tokenizer_worker_num", "stream_interval", "max_queued_requests",
-        "decode_log_interval",
+        "cuda_graph_max_bs", "context_length", "gpu_id_step", "tokenizer_worker_num", "stream_interval",
+        "max_queued_requests", "decode_log_interval",
     ):  # fmt: skip
         value = c.number(field)
         if value is not None and value < 1:
@@ -824,12 +874,13 @@ def _graphs(c: Context) -> Iterator[Finding]:
     elif running > largest:
         yield Warning_(
             "graphs_cover_running",
-            f"max_running_requests {running} is above cuda_graph_max_bs {largest}: above {largest} requests decoding runs without CUDA "
+            f"max_running_requests {running} is above cuda_graph_max_bs {largest}: above {largest} requests "
+            "decoding runs without CUDA "
             "graphs and throughput drops.",
         )
 
 
-# --- names, secrets, environment -------------------------------------------------------------------------------------------------
+# --- names, secrets, environment ------------------------------------------------------------------
 
 
 @rule("served_name", "the colon separates a model from a LoRA adapter", "server_args.py:5155")
@@ -894,19 +945,22 @@ def _nccl(c: Context) -> Iterator[Finding]:
     if c.cuda and c.host.topology == "nvlink" and forced:
         yield Warning_(
             "nccl_topology",
-            f"{', '.join(forced)} are set although the GPUs are linked by NVLink: such settings made a 128 MiB all-reduce 3.7 times "
+            f"{', '.join(forced)} are set although the GPUs are linked by NVLink: such settings made a 128 MiB "
+            "all-reduce 3.7 times "
             "slower there. deployment_nccl_env: null chooses by topology.",
         )
     if c.cuda and c.tp > 1 and c.host.partial_links:
         yield Warning_(
             "nccl_topology",
-            "Only some pairs of GPUs are linked by NVLink: neither the PCIe settings nor NCCL's own choice were measured there; "
+            "Only some pairs of GPUs are linked by NVLink: neither the PCIe settings nor NCCL's own choice were "
+            "measured there; "
             "try both with deployment_nccl_env.",
         )
     if c.cuda and c.tp > 1 and c.host.topology not in ("pcie", "nvlink") and c.topology_nccl:
         yield Warning_(
             "topology_unknown",
-            f"The links between the GPUs are {c.host.topology}: no NCCL settings are chosen. On PCIe that costs about a third of the "
+            f"The links between the GPUs are {c.host.topology}: no NCCL settings are chosen. On PCIe that costs "
+            "about a third of the "
             "single-stream rate; deployment_nccl_env sets them.",
         )
 
@@ -973,7 +1027,7 @@ def _unit_limits(c: Context) -> Iterator[Finding]:
         )
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def _gib(size: float) -> str:
@@ -1014,7 +1068,10 @@ def _budget_weights(c: Context) -> Iterator[Finding]:
     if b is None or b.kv_tokens is None or b.weights_bytes_per_gpu is None or b.available_bytes is None:
         return
     if b.weights_bytes_per_gpu >= b.available_bytes:
-        expected = f"weights below {_gib(b.available_bytes)} a GPU: they take {_gib(b.weights_bytes_per_gpu)} with tp_size {c.tp}"
+        expected = (
+            f"weights below {_gib(b.available_bytes)} a GPU: they take {_gib(b.weights_bytes_per_gpu)} "
+            f"with tp_size {c.tp}"
+        )
         action = "Use more GPUs (deployment_overrides.tp_size), GPUs with more memory, or a smaller model."
         yield Problem(
             "budget_weights",
@@ -1024,8 +1081,14 @@ def _budget_weights(c: Context) -> Iterator[Finding]:
             action,
         )
     elif b.kv_tokens < 1:
-        expected = f"at least {b.smallest_fraction}: the weights alone take {_gib(b.weights_bytes_per_gpu)} of {_gib(b.available_bytes)}"
-        action = f"Set deployment_overrides.mem_fraction_static between {b.smallest_fraction} and {b.largest_fraction}, or use more GPUs."
+        expected = (
+            f"at least {b.smallest_fraction}: the weights alone take {_gib(b.weights_bytes_per_gpu)} of "
+            f"{_gib(b.available_bytes)}"
+        )
+        action = (
+            f"Set deployment_overrides.mem_fraction_static between {b.smallest_fraction} and "
+            f"{b.largest_fraction}, or use more GPUs."
+        )
         found = (
             c.found("mem_fraction_static")
             if "mem_fraction_static" in c.settings
@@ -1050,8 +1113,10 @@ def _budget_fit(c: Context) -> Iterator[Finding]:
     ):
         return
     parts = (
-        f"draft {_gib(b.draft_bytes_per_gpu)} + its KV {_gib(b.draft_kv_bytes)} + graphs {_gib(b.graph_bytes)} + workspaces "
-        f"{_gib(b.workspace_bytes)} + activations {_gib(b.activation_bytes)} + request table {_gib(b.request_table_bytes)}"
+        f"draft {_gib(b.draft_bytes_per_gpu)} + its KV {_gib(b.draft_kv_bytes)} + graphs {_gib(b.graph_bytes)} + "
+        "workspaces "
+        f"{_gib(b.workspace_bytes)} + activations {_gib(b.activation_bytes)} + request table "
+        f"{_gib(b.request_table_bytes)}"
     )
     if b.largest_fraction > b.smallest_fraction:
         action = f"Set deployment_overrides.mem_fraction_static to at most {b.largest_fraction}."
@@ -1075,6 +1140,7 @@ def _budget_context(c: Context) -> Iterator[Finding]:
     if b is not None and b.kv_tokens and b.context_length and b.kv_tokens < b.context_length:
         yield Warning_(
             "budget_context",
-            f"The KV pool of about {b.kv_tokens} tokens is smaller than one request of full length ({b.context_length}): longer "
+            f"The KV pool of about {b.kv_tokens} tokens is smaller than one request of full length "
+            f"({b.context_length}): longer "
             "requests are refused. deployment_overrides.context_length says so to the clients.",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
@@ -107,7 +108,7 @@ def is_int(value: Any) -> TypeGuard[int]:
 
 def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether a value is an integer or a finite number; ``true`` is none."""
-    return is_int(value) or (isinstance(value, float) and value == value and abs(value) != float("inf"))
+    return is_int(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 def as_dict(value: Any) -> dict[str, Any]:

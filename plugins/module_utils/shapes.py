@@ -1,6 +1,7 @@
 """What the planner needs to know of a model and of a host, read from what the modules return.
 
-Both are read tolerantly: a key that is missing stays ``None`` and is named in ``missing``; the rule that needs it decides.
+Both are read tolerantly: a key that is missing stays ``None`` and is named in ``missing``; the rule that needs it
+decides.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ MLA_ARCHITECTURES = frozenset(
     )
 )
 
-#: Keys of config.json that hold a model's context length, in the engine's order (``utils/hf_transformers_utils.py:444``).
+#: Keys of config.json that hold a model's context length, in the engine's order
+#: (``utils/hf_transformers_utils.py:444``).
 CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
 
 DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
@@ -72,10 +74,11 @@ class ModelShape:
     missing: tuple[str, ...]
 
 
-def _whole(mapping: dict[str, Any], *keys: str) -> int | None:
+def _whole(mapping: dict[str, Any], *keys: str, least: int = 1) -> int | None:
+    """The first of some keys that holds a sensible whole number; a size of zero or less is none."""
     for key in keys:
         value = mapping.get(key)
-        if is_int(value):
+        if is_int(value) and least <= value < 1 << 62:
             return int(value)
     return None
 
@@ -86,10 +89,10 @@ def context_length(text: dict[str, Any]) -> int | None:
     factor: float = 1
     if scaling and "original_max_position_embeddings" not in scaling and scaling.get("rope_type") != "llama3":
         found = scaling.get("factor", 1)
-        factor = float(found) if is_number(found) else 1
+        factor = float(found) if is_number(found) and 0 < found < 1 << 20 else 1
     for key in CONTEXT_KEYS:
-        value = text.get(key)
-        if is_int(value):
+        value = _whole(text, key)
+        if value is not None:
             return int(factor * value)
     return None
 
@@ -211,7 +214,7 @@ def host_shape(host: Any) -> HostShape:
     for position, item in enumerate(as_list(facts.get("gpus"))):
         gpu = as_dict(item)
         capability = version(gpu.get("compute_cap"))
-        index = _whole(gpu, "index")
+        index = _whole(gpu, "index", least=0)
         gpus.append(
             Gpu(
                 index=position if index is None else index,

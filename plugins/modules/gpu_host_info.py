@@ -3,7 +3,7 @@
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
 from __future__ import annotations
 
-DOCUMENTATION = r'''
+DOCUMENTATION = r"""
 module: gpu_host_info
 short_description: Read everything that a GPU server's policy and plan need from a host, in one run
 version_added: 0.1.0
@@ -52,9 +52,9 @@ notes:
     processes of other users; RV(notes) says what was missed.
 author:
   - The gpuserve.sglang authors
-'''
+"""
 
-EXAMPLES = r'''
+EXAMPLES = r"""
 - name: Read the host once
   gpuserve.sglang.gpu_host_info:
     paths: [/data, /opt/sglang]
@@ -64,9 +64,9 @@ EXAMPLES = r'''
 - name: Say what is there
   ansible.builtin.debug:
     msg: "{{ inspected.gpus | length }} GPUs over {{ inspected.links.topology }}, driver {{ inspected.driver.loaded }}"
-'''
+"""
 
-RETURN = r'''
+RETURN = r"""
 gpus:
   description: GPUs in the order of C(nvidia-smi).
   returned: always
@@ -234,7 +234,7 @@ notes:
   returned: always
   type: list
   elements: str
-'''
+"""
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuserve.sglang.plugins.module_utils import host_info
@@ -243,21 +243,24 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils import host_info
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            'paths': {'type': 'list', 'elements': 'str', 'default': []},
-            'interpreters': {'type': 'list', 'elements': 'str', 'default': []},
-            'timeout': {'type': 'float', 'default': 20},
-            'nvidia_smi': {'type': 'str'},
+            "paths": {"type": "list", "elements": "str", "default": []},
+            "interpreters": {"type": "list", "elements": "str", "default": []},
+            "timeout": {"type": "float", "default": 20},
+            "nvidia_smi": {"type": "str"},
         },
         supports_check_mode=True,
     )
     try:
         wanted = host_info.Wanted(
-            paths=tuple(module.params['paths']), interpreters=tuple(module.params['interpreters']),
-            timeout=module.params['timeout'], nvidia_smi=module.params['nvidia_smi'])
+            paths=tuple(module.params["paths"]),
+            interpreters=tuple(module.params["interpreters"]),
+            timeout=module.params["timeout"],
+            nvidia_smi=module.params["nvidia_smi"],
+        )
     except ValueError as exc:
         module.fail_json(msg=str(exc))
     module.exit_json(changed=False, **host_info.collect(wanted))
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     main()

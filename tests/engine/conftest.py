@@ -1,7 +1,7 @@
 """The engine's own interpreter as a fixture.
 
-``GPUSERVE_ENGINE_PYTHON`` names it: a path, or a command such as ``podman exec -i gpuserve-sandbox /opt/.../bin/python``. It needs
-SGLang, no GPU, no Ansible and no pytest. Without the variable these tests are skipped.
+``GPUSERVE_ENGINE_PYTHON`` names it: a path, or a command such as ``podman exec -i gpuserve-sandbox
+/opt/.../bin/python``. It needs SGLang, no GPU, no Ansible and no pytest. Without the variable these tests are skipped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Engine:
         self._send({"do": do, **question})
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the engine's interpreter ended with status {self._process.wait()}: set GPUSERVE_ENGINE_VERBOSE=1")
+            raise RuntimeError(
+                f"the engine's interpreter ended with status {self._process.wait()}: set GPUSERVE_ENGINE_VERBOSE=1"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -122,7 +122,13 @@ def test_level_2(engine: Any, model_paths: str, name: str) -> None:
     """The engine constructs and checks its arguments, and leaves every value of the plan as it is."""
     case = GPU_CASES[name]
     plan = launch_plan(**case)
-    extra = ("mem_fraction_static", "chunked_prefill_size", "cuda_graph_max_bs", "cuda_graph_bs", "max_running_requests")
+    extra = (
+        "mem_fraction_static",
+        "chunked_prefill_size",
+        "cuda_graph_max_bs",
+        "cuda_graph_bs",
+        "max_running_requests",
+    )
     answer, meant = _construct(engine, plan, case["host"], model_paths, extra)
     assert answer["ok"], answer["error"]
     for field, value in meant.items():
@@ -139,7 +145,10 @@ def test_level_2(engine: Any, model_paths: str, name: str) -> None:
     settings = {**meant, "cuda_graph_max_bs": answer["fields"]["cuda_graph_max_bs"]}
     settings.pop("max_running_requests", None)
     if "cuda_graph_bs" not in settings:
-        assert budget.graph_sizes(settings, shapes.host_shape(case["host"]).gpu_memory_mib) == answer["fields"]["cuda_graph_bs"]
+        assert (
+            budget.graph_sizes(settings, shapes.host_shape(case["host"]).gpu_memory_mib)
+            == answer["fields"]["cuda_graph_bs"]
+        )
 
 
 #: What the planner refuses, and what the engine makes of it: an error text, or a field that it overwrites.
@@ -150,10 +159,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str, Any]] = {
         "only supports topk = 1",
         None,
     ),
-    "chain of the wrong length": ({"overrides": {"speculative_num_draft_tokens": 5}}, "spec_chain_tokens", "speculative_num_draft_tokens", 3),
+    "chain of the wrong length": (
+        {"overrides": {"speculative_num_draft_tokens": 5}},
+        "spec_chain_tokens",
+        "speculative_num_draft_tokens",
+        3,
+    ),
     "steps without topk": ({"overrides": {"speculative_eagle_topk": None}}, "spec_numbers_together", "TypeError", None),
-    "topk without steps": ({"overrides": {"speculative_num_steps": None}}, "spec_numbers_together", "AssertionError", None),
-    "overlap off with spec v2": ({"overrides": {"disable_overlap_schedule": True}}, "engine_overwrites", "disable_overlap_schedule", False),
+    "topk without steps": (
+        {"overrides": {"speculative_num_steps": None}},
+        "spec_numbers_together",
+        "AssertionError",
+        None,
+    ),
+    "overlap off with spec v2": (
+        {"overrides": {"disable_overlap_schedule": True}},
+        "engine_overwrites",
+        "disable_overlap_schedule",
+        False,
+    ),
     "mixed chunk": ({"overrides": {"enable_mixed_chunk": True}}, "engine_overwrites", "enable_mixed_chunk", False),
     "chunk and page": (
         {"overrides": {"chunked_prefill_size": 1000, "page_size": 64}},
@@ -168,7 +192,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str, Any]] = {
         "cuda_graph_max_bs",
         4,
     ),
-    "trtllm_mha": ({"overrides": {"attention_backend": "trtllm_mha"}}, "attention_hardware", "only supported on Blackwell", None),
+    "trtllm_mha": (
+        {"overrides": {"attention_backend": "trtllm_mha"}},
+        "attention_hardware",
+        "only supported on Blackwell",
+        None,
+    ),
     "page of flashmla": (
         {"overrides": {"decode_attention_backend": "cutlass_mla", "page_size": 64}},
         "engine_overwrites",
@@ -181,8 +210,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str, Any]] = {
         "mutually exclusive",
         None,
     ),
-    "pipeline and speculation": ({"overrides": {"pp_size": 2, "tp_size": 4}}, "engine_overwrites", "AssertionError", None),
-    "context beyond the model": ({"overrides": {"context_length": 300000}}, "context_reach", "greater than the derived", None),
+    "pipeline and speculation": (
+        {"overrides": {"pp_size": 2, "tp_size": 4}},
+        "engine_overwrites",
+        "AssertionError",
+        None,
+    ),
+    "context beyond the model": (
+        {"overrides": {"context_length": 300000}},
+        "context_reach",
+        "greater than the derived",
+        None,
+    ),
 }
 
 

@@ -1,8 +1,8 @@
 """Runs inside the engine's own interpreter: one JSON question a line in, one JSON answer a line out.
 
 ``argv``: level 1, the words through the real parser without abbreviations.
-``construct``: level 2, the whole ``ServerArgs`` construction and ``check_server_args``, with the few CUDA queries replaced.
-The source is sent over standard input, so that the interpreter may live in a container.
+``construct``: level 2, the whole ``ServerArgs`` construction and ``check_server_args``, with the few CUDA queries
+replaced. The source is sent over standard input, so that the interpreter may live in a container.
 """
 
 import argparse

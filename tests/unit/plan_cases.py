@@ -1,4 +1,5 @@
-"""Inputs that the planner's tests share: the documented box, an NVLink host, the sandbox, and models as ``model_info`` returns them."""
+"""Inputs that the planner's tests share: the documented box, an NVLink host, the sandbox, and models as ``model_info``
+returns them."""
 
 from __future__ import annotations
 
@@ -133,7 +134,12 @@ def cpu_host() -> dict[str, Any]:
 
 def model(config: dict[str, Any], weights_bytes: int, path: str = "/data/model") -> dict[str, Any]:
     """A model as model_info returns it."""
-    return {"path": path, "config": copy.deepcopy(config), "weights_bytes": weights_bytes, "index_total_bytes": weights_bytes}
+    return {
+        "path": path,
+        "config": copy.deepcopy(config),
+        "weights_bytes": weights_bytes,
+        "index_total_bytes": weights_bytes,
+    }
 
 
 def models(target: dict[str, Any] | None = None, draft: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -1,0 +1,148 @@
+"""What the host must look like after site.yml, and again after a reboot: asked of the host, not of the play."""
+
+import json
+
+import pytest
+
+UNIT = "sglang-kimi.service"
+STATE = "/var/lib/sglang-kimi"
+PORT = 30000
+ANSWER = "Hello from the sandbox: this tiny model runs on a real SGLang engine, and its answer is known."
+
+testinfra_hosts = ["podman://gpuserve-molecule-default"]
+
+
+@pytest.fixture(scope="module")
+def unit(host):
+    """Effective properties of the unit, as systemd has loaded them."""
+    return dict(line.split("=", 1) for line in host.check_output(f"systemctl show {UNIT}").splitlines() if "=" in line)
+
+
+@pytest.fixture(scope="module")
+def process(host, unit):
+    """Command line and environment of the process that serves."""
+    pid = unit["MainPID"]
+    environ = host.check_output(f"tr '\\0' '\\n' </proc/{pid}/environ").splitlines()
+    return {
+        "command": host.check_output(f"tr '\\0' '\\n' </proc/{pid}/cmdline").splitlines(),
+        "environ": dict(line.split("=", 1) for line in environ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "owner"),
+    [
+        (f"/etc/systemd/system/{UNIT}", 0o644, "root"),
+        (STATE, 0o750, "sglang"),
+        ("/var/cache/sglang-kimi", 0o750, "sglang"),
+        (f"{STATE}/production.md", 0o644, "root"),
+        (f"{STATE}/last-start.json", 0o644, "root"),
+    ],
+)
+def test_file(host, path, mode, owner):
+    file = host.file(path)
+    assert file.exists
+    assert file.mode == mode
+    assert file.user == owner
+
+
+def test_user_is_a_system_user(host):
+    user = host.user("sglang")
+    assert user.uid < 1000
+    assert user.shell == "/usr/sbin/nologin"
+
+
+def test_service_runs_and_is_enabled(host):
+    service = host.service(UNIT)
+    assert service.is_running
+    assert service.is_enabled
+
+
+def test_unit_properties(unit):
+    assert unit["Restart"] == "always"
+    assert unit["RestartUSec"] == "30s"
+    assert unit["KillMode"] == "mixed"
+    assert unit["User"] == "sglang"
+    assert unit["WorkingDirectory"] == STATE
+    assert unit["NRestarts"] == "0"
+    assert unit["FragmentPath"] == f"/etc/systemd/system/{UNIT}"
+    assert unit["NeedDaemonReload"] == "no"
+    # Three starts that each use up their whole budget must fall into the window, or a loop of slow failures never trips.
+    assert unit["StartLimitBurst"] == "3"
+    assert _seconds(unit["StartLimitIntervalUSec"]) >= 3 * (_seconds(unit["TimeoutStartUSec"]) + 30)
+
+
+def _seconds(text):
+    units = {"h": 3600, "min": 60, "s": 1, "ms": 0.001}
+    total = 0.0
+    for word in text.split():
+        digits = word.rstrip("hmins")
+        total += float(digits) * units[word[len(digits) :]]
+    return total
+
+
+def test_process_is_what_the_unit_says(host, process):
+    """The command line in the handbook, in the unit and of the process are the same words."""
+    handbook = host.file(f"{STATE}/production.md").content_string
+    block = handbook.split("## 6. Exact launch command")[1].split("```")[1]
+    assert block.replace("\\\n", " ").split() == process["command"]
+    assert process["command"][0].startswith("/opt/sglang/releases/")
+    assert process["command"][1:3] == ["-m", "sglang.launch_server"]
+    assert len(process["environ"]["GPUSERVE_PLAN"]) == 64
+    assert process["environ"]["SGLANG_USE_CPU_ENGINE"] == "1"
+
+
+def test_release_is_complete(host, process):
+    release = process["command"][0].partition("/venv/")[0]
+    manifest = json.loads(host.file(f"{release}/manifest.json").content_string)
+    assert manifest["packages"]["sglang"] == "0.5.9"
+    assert manifest["installer"] == "uv"
+    assert manifest["torch_cuda"] is None
+
+
+def test_port_is_bound_to_the_loopback_only(host):
+    listening = [line.split() for line in host.check_output("ss -H -l -t -n").splitlines()]
+    assert [line[3] for line in listening if line[3].endswith(f":{PORT}")] == [f"127.0.0.1:{PORT}"]
+
+
+def test_health(host):
+    assert host.check_output(f"curl -s -o /dev/null -w '%{{http_code}}' http://127.0.0.1:{PORT}/health") == "200"
+
+
+def test_completion(host):
+    """A real generation, with sampling: only weights that were loaded right give this sentence."""
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "What do you say?"}],
+        "max_tokens": 64,
+        "temperature": 0.8,
+        "top_p": 0.9,
+    }
+    answer = json.loads(
+        host.check_output(
+            "curl -s --fail -H 'Content-Type: application/json' -d %s http://127.0.0.1:%s/v1/chat/completions",
+            json.dumps(body),
+            str(PORT),
+        )
+    )
+    assert answer["choices"][0]["message"]["content"] == ANSWER
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_sitecustomize_keeps_what_was_there(host):
+    text = host.file(f"/usr/lib/python{_python(host)}/sitecustomize.py").content_string
+    assert "apport_python_hook.install()" in text.split("# BEGIN gpuserve.sglang")[0]
+    code = "import os; print(os.environ['NCCL_PROTO'], os.environ['NCCL_P2P_LEVEL'])"
+    assert host.check_output("/usr/bin/python3 -c %s", code) == "LL SYS"
+
+
+def _python(host):
+    return host.check_output("/usr/bin/python3 -c %s", "import sys; print('%d.%d' % sys.version_info[:2])")
+
+
+def test_gpus_of_the_box(host):
+    assert host.check_output("ls /dev/nvidia[0-9]* | wc -l") == "8"
+    query = "nvidia-smi --query-gpu=name,memory.total,compute_cap --format=csv,noheader"
+    rows = host.check_output(query).splitlines()
+    assert len(rows) == 8
+    assert rows[0] == "NVIDIA RTX PRO 6000 Blackwell Server Edition, 97887 MiB, 12.0"

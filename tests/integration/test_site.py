@@ -1,0 +1,197 @@
+"""site.yml from a bare box to a served token, with everything that must not happen on the way.
+
+The tests share one box and run in the order written: first what must leave a bare box alone, then the deployment,
+then what happens to a deployed box.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+import time
+
+import pytest
+from conftest import UNIT, Box
+
+ANSWER = "Hello from the sandbox: this tiny model runs on a real SGLang engine, and its answer is known."
+ROLES = ["deployment", "gpu_preflight", "nccl", "sglang", "sglang_service", "runbook"]
+
+# What is wrong, the variables that make it so, words that the one error must hold: found, expected, what to do.
+BAD_INPUT = {
+    "unknown profile": ({"deployment_profile": "eagle4"}, ["deployment_profile", "eagle4", "eagle3-topk1-v2", "cpu"]),
+    "port out of range": ({"deployment_port": 99999}, ["deployment_port", "99999", "65535"]),
+    "relative model path": ({"deployment_model_path": "models/tiny"}, ["models/tiny", "absolute"]),
+    "model missing": ({"deployment_model_path": "/data/nothing"}, ["/data/nothing", "found no such directory"]),
+    "empty model directory": ({"deployment_model_path": "/srv/empty-model"}, ["/srv/empty-model", "empty"]),
+    "missing shard": ({"deployment_model_path": "/srv/no-shard"}, ["model-00002-of-00002.safetensors", "missing"]),
+    "truncated shard": ({"deployment_model_path": "/srv/short-shard"}, ["model-00002-of-00002.safetensors", "bytes"]),
+    "unknown flag": ({"deployment_extra_args": {"--chunked-prefil-size": 512}}, ["chunked-prefil-size", "--chunked-prefill-size"]),
+    "secret in argv": ({"deployment_extra_args": {"api_key": "hunter2"}}, ["api-key"]),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def broken_models(box: Box) -> None:
+    box.sh(
+        "mkdir -p /srv/empty-model && cp -r /data/tiny /srv/no-shard && cp -r /data/tiny /srv/short-shard "
+        "&& rm /srv/no-shard/model-00002-of-00002.safetensors "
+        "&& truncate -s -100 /srv/short-shard/model-00002-of-00002.safetensors"
+    )
+
+
+@pytest.mark.usefixtures("broken_models")
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_clear_error_before_anything_changes(box: Box, case: str) -> None:
+    extra, words = BAD_INPUT[case]
+    before = box.fingerprint()
+    run = box.play("site.yml", **extra)
+    assert run.rc != 0
+    assert run.changed == []
+    assert len(run.of("runner_on_failed")) == 1
+    for word in words:
+        assert word in run.failure, run.failure
+    assert "hunter2" not in run.stdout
+    assert "Traceback" not in run.stdout
+    assert box.fingerprint() == before
+
+
+def test_check_mode_on_a_bare_box_predicts_and_changes_nothing(box: Box) -> None:
+    before = box.fingerprint()
+    run = box.play("site.yml", "--check", "--diff")
+    assert run.rc == 0, run.failure
+    assert box.fingerprint() == before
+    assert "Build the release, or find it complete" in run.changed
+    assert "Write the unit" in run.changed
+    assert "+ExecStart=" in run.stdout
+
+
+def test_a_taken_port_ends_the_play_before_the_engine_starts(box: Box) -> None:
+    box.background("python3", "-m", "http.server", "30000", "--bind", "127.0.0.1")
+    try:
+        wait_for(lambda: box.sh("ss -Hltn 'sport = :30000'") != "")
+        run = box.play("site.yml")
+    finally:
+        # The brackets keep the pattern from matching the shell that carries it.
+        box.sh("pkill -f '[h]ttp.server 30000'")
+    assert run.rc != 0
+    assert run.changed == []
+    assert "30000" in run.failure
+    assert "http.server" in run.failure or "python3" in run.failure
+    assert box.sh(f"systemctl show -P LoadState {UNIT}") == "not-found"
+
+
+def test_site_serves_a_token(box: Box) -> None:
+    """The whole path; the event stream shows the roles in their order and the gate's verdict."""
+    run = box.play("site.yml")
+    assert run.rc == 0, run.failure
+    assert run.stats["failures"] == 0
+    roles = [e["event_data"].get("role") for e in run.of("playbook_on_task_start")]
+    order = [r for i, r in enumerate(roles) if r and (i == 0 or roles[i - 1] != r)]
+    assert [r.split(".")[-1] for r in dict.fromkeys(order) if r.split(".")[-1] in ROLES] == _first_seen(order)
+    (gate,) = [e for e in run.of("runner_on_ok") if e["event_data"]["task"] == "Wait until it serves"]
+    result = gate["event_data"]["res"]
+    assert result["state"] == "ready"
+    assert result["last_status"] == 200
+    assert 1 < result["elapsed"] < 300
+    assert result["generation"]["text"]
+    assert chat(box) == ANSWER
+
+
+def _first_seen(order: list[str]) -> list[str]:
+    return [r for r in dict.fromkeys(r.split(".")[-1] for r in order) if r in ROLES]
+
+
+def test_second_run_changes_nothing_and_restarts_nothing(box: Box) -> None:
+    pid = box.main_pid
+    run = box.play("site.yml")
+    assert run.rc == 0
+    assert run.changed == []
+    assert run.stats["changed"] == 0
+    assert box.main_pid == pid > 0
+
+
+def test_check_mode_on_a_serving_box_changes_nothing(box: Box) -> None:
+    pid = box.main_pid
+    run = box.play("site.yml", "--check", "--diff")
+    assert run.rc == 0, run.failure
+    assert run.changed == []
+    assert box.main_pid == pid
+
+
+def test_a_changed_setting_restarts_once_and_says_why(box: Box) -> None:
+    pid = box.main_pid
+    check = box.play("site.yml", "--check", "--diff", deployment_overrides={"max_running_requests": 6})
+    assert "will be restarted" in check.stdout
+    assert box.main_pid == pid
+    run = box.play("site.yml", deployment_overrides={"max_running_requests": 6})
+    assert run.rc == 0, run.failure
+    assert "another plan" in run.stdout
+    assert box.main_pid != pid
+    words = box.sh(f"tr '\\0' ' ' </proc/{box.main_pid}/cmdline")
+    assert "--max-running-requests 6" in words
+    assert box.play("site.yml", deployment_overrides={"max_running_requests": 6}).changed == []
+
+
+def test_an_interrupted_play_is_repaired(box: Box) -> None:
+    """The unit was written but the service never restarted: the next run sees that the process follows another plan."""
+    pid = box.main_pid
+    box.play("site.yml", "--tags", "sglang_service_configure")
+    assert box.main_pid == pid
+    run = box.play("site.yml")
+    assert run.rc == 0, run.failure
+    assert "Start or restart the service" in run.changed
+    assert box.main_pid != pid
+
+
+def test_death_during_the_gate_ends_the_play_within_five_seconds(box: Box) -> None:
+    """Killed while it loads: the play fails at once, with the journal's last words, and leaves no restart loop."""
+    killed: list[float] = []
+
+    def kill_when_started(event: dict) -> None:
+        if event["event"] == "runner_on_ok" and event["event_data"].get("task") == "Start or restart the service":
+            threading.Thread(target=kill, daemon=True).start()
+
+    def kill() -> None:
+        wait_for(lambda: "server_args=" in box.sh(f"journalctl -u {UNIT} -n 50 -o cat --since -5s", check=False), 60)
+        box.sh(f"systemctl kill --kill-whom=main -s SIGKILL {UNIT}")
+        killed.append(time.monotonic())
+
+    failed: list[float] = []
+
+    def on_event(event: dict) -> None:
+        kill_when_started(event)
+        if event["event"] == "runner_on_failed" and not failed:
+            failed.append(time.monotonic())
+
+    run = box.play("site.yml", handler=on_event, deployment_overrides={"max_running_requests": 5})
+    assert run.rc != 0
+    assert killed and failed
+    assert failed[0] - killed[0] < 5
+    assert "status=9/KILL" in run.failure
+    assert "Last journal lines" in run.failure
+    assert box.sh(f"systemctl show -P ActiveState {UNIT}") in ("inactive", "failed")
+
+
+def test_recovery_after_the_failed_deployment(box: Box) -> None:
+    run = box.play("site.yml")
+    assert run.rc == 0, run.failure
+    assert chat(box) == ANSWER
+
+
+def chat(box: Box) -> str:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 64, "temperature": 0.7}
+    answer = box.sh(
+        "curl -sf -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(json.dumps(body))} http://127.0.0.1:30000/v1/chat/completions"
+    )
+    return json.loads(answer)["choices"][0]["message"]["content"]
+
+
+def wait_for(condition, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.2)
+
+
