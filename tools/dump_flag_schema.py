@@ -52,12 +52,16 @@ class _Name:
 class _Stub(types.ModuleType):
     """A module that has every name."""
 
-    __path__ = ()
+    __path__: list[str]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return _Name(f"{self.__name__}.{name}")
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
 
 class _KernelFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -80,8 +84,7 @@ def make_importable() -> None:
     """
     if importlib.util.find_spec("sgl_kernel") is None:
         sys.meta_path.append(_KernelFinder())
-    import torch
-
+    torch = importlib.import_module("torch")
     try:
         importlib.import_module("torchvision")
     except RuntimeError:
@@ -122,7 +125,7 @@ def type_of(action: argparse.Action) -> str:
     name = getattr(action.type, "__name__", None)
     if name is None:
         return "str"
-    return {"nullable_str": "str", "json_list_type": "json_list", "loads": "json"}.get(name, name)
+    return {"nullable_str": "str", "json_list_type": "json_list", "loads": "json"}.get(name, str(name))
 
 
 def describe(action: argparse.Action) -> dict[str, Any]:
@@ -193,8 +196,8 @@ def never_read(root: pathlib.Path, fields: set[str]) -> list[str]:
 def dump() -> dict[str, Any]:
     """The schema of the installed engine."""
     make_importable()
-    import sglang
-    from sglang.srt.server_args import ServerArgs
+    sglang = importlib.import_module("sglang")
+    ServerArgs = importlib.import_module("sglang.srt.server_args").ServerArgs
 
     parser = argparse.ArgumentParser(allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
@@ -207,7 +210,7 @@ def dump() -> dict[str, Any]:
             # from_cli_args maps the long names of the parallel sizes: tensor_parallel_size -> tp_size
             options = [option.lstrip("-").replace("-", "_") for option in [entry["flag"], *entry["aliases"]]]
             entry["field"] = next((option for option in options if option in fields), None)
-    from sglang.srt import environ
+    environ = importlib.import_module("sglang.srt.environ")
 
     environment = {
         name: {"type": type(item).__name__.removeprefix("Env").lower(), "default": plain(item.default)}
@@ -221,7 +224,7 @@ def dump() -> dict[str, Any]:
         "source": "sglang.srt.server_args.ServerArgs.add_cli_args, dumped by tools/dump_flag_schema.py",
         "flags": sorted(flags, key=lambda entry: entry["flag"]),
         "environment": environment,
-        "never_read": never_read(pathlib.Path(sglang.__file__).parent, fields),
+        "never_read": never_read(pathlib.Path(str(sglang.__file__)).parent, fields),
     }
 
 

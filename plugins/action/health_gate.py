@@ -165,7 +165,7 @@ class ActionModule(ActionBase):
             return
         try:
             reset()
-        except Exception as error:  # noqa: BLE001 - whatever the plugin raises, the next attempt decides
+        except Exception as error:
             display.vvv(f"health_gate: reset of the connection failed: {error}")
 
     @staticmethod

@@ -129,6 +129,12 @@ options:
       - C(target) and C(draft), each what M(gpuserve.sglang.model_info) returns, or null.
     type: dict
     default: {}
+  report_errors:
+    description:
+      - Return C({error}) with the message instead of failing, so that the play can show it without Ansible's preamble.
+        A plan has an empty C(error).
+    type: bool
+    default: false
 seealso:
   - plugin: gpuserve.sglang.launch_args
     plugin_type: filter
@@ -223,15 +229,21 @@ _value:
       description: Ids of the applied patches.
       type: list
       elements: str
+    error:
+      description: Empty; the message, and the only key, when O(report_errors) is true and there is no plan.
+      type: str
 """
 
 
-def launch_plan(wanted: Any, host: Any = None, models: Any = None) -> dict[str, Any]:
+def launch_plan(wanted: Any, host: Any = None, models: Any = None, report_errors: bool = False) -> dict[str, Any]:
     """Make the plan, or fail with one line for every problem."""
     try:
-        return make_plan(wanted, host, models)
+        return {**make_plan(wanted, host, models), "error": ""}
     except PlanError as error:
-        raise AnsibleFilterError(f"No plan can be made:\n{error}") from error
+        message = f"No plan can be made:\n{error}"
+        if report_errors:
+            return {"error": message}
+        raise AnsibleFilterError(message) from error
 
 
 class FilterModule:

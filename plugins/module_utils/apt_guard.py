@@ -19,7 +19,6 @@ from typing import Any
 from ansible_collections.gpuserve.sglang.plugins.module_utils import apt_sources
 from ansible_collections.gpuserve.sglang.plugins.module_utils.cuda import matches
 
-
 #: Folders of keys, and whether APT trusts what is in them for every repository.
 KEY_FOLDERS = {"/etc/apt/trusted.gpg.d": True, "/etc/apt/keyrings": False, "/usr/share/keyrings": False}
 

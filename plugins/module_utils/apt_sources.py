@@ -190,7 +190,7 @@ def keys(data: bytes) -> list[tuple[str, bytes]]:
     for tag, offset, body in _packets(binary):
         if tag == 6:
             starts.append((fingerprint(body), offset))
-    ends = [offset for _print, offset in starts[1:]] + [len(binary)]
+    ends = [offset for _print, offset in starts[1:]] + [len(binary)] * bool(starts)
     return [(name, binary[begin:end]) for (name, begin), end in zip(starts, ends, strict=True)]
 
 

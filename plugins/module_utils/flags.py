@@ -5,6 +5,7 @@ The schema is data (``data/flags-<version>.json``), dumped from the real parser 
 
 from __future__ import annotations
 
+import decimal
 import difflib
 import functools
 import json
@@ -255,7 +256,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, float):
         text = repr(float(value))
         # argparse takes -0.5 for a value and -5e-07 for an option
-        return f"{value:.20f}".rstrip("0") if "e" in text and value < 0 else text
+        return format(decimal.Decimal(text), "f") if "e" in text and value < 0 else text
     return str(value)
 
 

@@ -82,6 +82,8 @@ _KILL_MODES = ("mixed", "control-group")
 _UNIT_SECONDS = ("restart_sec", "timeout_start_sec", "timeout_stop_sec", "start_limit_interval_sec")
 _UNIT_NAMES = ("name", "user", "group")
 _UNIT_LISTS = ("after",)
+#: Unit settings that a process gets when it starts; systemd applies the others to the running unit, without a restart.
+_AT_START = ("user", "group", "working_directory", "limit_memlock")
 
 
 # --- the wanted deployment ------------------------------------------------------------------------
@@ -187,7 +189,7 @@ def _find_flag(schema: flags.Schema, name: str, patches: frozenset[str]) -> flag
 def _patched_flag(field: str) -> flags.Flag:
     """A flag that a patch adds: every one of them takes one integer."""
     option = "--" + field.replace("_", "-")
-    entry = {
+    entry: dict[str, Any] = {
         "flag": option,
         "aliases": [],
         "dest": field,
@@ -318,6 +320,12 @@ def _env_text(value: Any) -> str:
 
 
 @functools.lru_cache(maxsize=1)
+def nccl_env(topology: str) -> dict[str, str]:
+    """The NCCL variables that are right for a topology (``pcie``, ``nvlink``, ``none``): measured, see data/nccl.json."""
+    values = _nccl_record().get(topology, {}).get("values", {})
+    return {str(name): str(value) for name, value in values.items()}
+
+
 def _nccl_record() -> dict[str, Any]:
     with (flags.DATA / "nccl.json").open(encoding="utf-8") as stream:
         document: dict[str, Any] = json.load(stream)
@@ -357,10 +365,7 @@ def _environment(
             "record",
             "deployment_cuda_home",
         )
-        cached = (
-            "compiled kernels outlive a restart: 55 s instead of 213 s to ready in tests; verify wipes it "
-            "when the stack changes"
-        )
+        cached = "compiled kernels outlive a restart: 55 s instead of 213 s to ready in tests"
         for name, child in (
             ("TRITON_CACHE_DIR", "triton"),
             ("TORCHINDUCTOR_CACHE_DIR", "inductor"),
@@ -480,8 +485,9 @@ def _unit(
     )
     memory = "infinity"
     if host.memory_total_mib:
-        memory = f"{host.memory_total_mib - max(2048, host.memory_total_mib // 20)}M"
-    why = "all of the host's memory but 5 % (at least 2 GiB): a leak ends the service, not the host"
+        # Whole GiB: a kernel update changes the total by some MiB, and must not change the plan.
+        memory = f"{max(1, (host.memory_total_mib - max(2048, host.memory_total_mib // 20)) // 1024)}G"
+    why = "all of the host's memory but 5 % (at least 2 GiB), in whole GiB: a leak ends the service, not the host"
     put("memory_max", memory, why if host.memory_total_mib else "the host's memory is not known: no limit", "computed")
     put("limit_memlock", "infinity", "NCCL and the driver pin memory", "record")
     after = ["nvidia-persistenced.service"] if cuda else []
@@ -702,10 +708,13 @@ def _assemble(
         ]
     ]
     digest = hashlib.sha256(canonical({"command": command, "env": env, "unit": unit}).encode()).hexdigest()
+    at_start = {key: unit[key] for key in _AT_START}
+    process_digest = hashlib.sha256(canonical({"command": command, "env": env, "unit": at_start}).encode()).hexdigest()
     assert context.budget is not None
     return {
         "schema": 1,
         "hash": digest,
+        "process_hash": process_digest,
         "engine_version": values["engine_version"],
         "profile": values["profile"],
         "model": {

@@ -72,7 +72,19 @@ BACKEND_CAPABILITY = {
 EXCLUSIVE = (
     ("enable_hierarchical_cache", "disable_radix_cache"),
     ("enable_tokenizer_batch_encode", "enable_dynamic_batch_tokenizer"),
+    ("encoder_only", "language_only"),
 )
+#: Flags that need another one.
+REQUIRES = (
+    ("language_only", "encoder_urls"),
+    ("enable_prefix_mm_cache", "encoder_only"),
+    ("export_metrics_to_file", "export_metrics_to_file_dir"),
+)
+#: Attention backends for an FP4 KV cache, by whether the model has a latent KV (MLA).
+KV4_BACKENDS = {
+    True: ("cutlass_mla", "flashinfer", "trtllm_mla", "flashmla"),
+    False: ("triton", "torch_native", "flex_attention", "trtllm_mha"),
+}
 TRUE, FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})
 
 
@@ -146,6 +158,15 @@ class Context:
     def problem(self, rule: str, field: str, expected: str, action: str) -> Problem:
         """A problem with one field."""
         return Problem(rule, self.variable(field), self.found(field), expected, action)
+
+
+def effective_page(c: Context) -> int:
+    """The page size that the engine ends with: some attention backends force one."""
+    for field in ("attention_backend", "decode_attention_backend"):
+        pages = PAGE_SIZES.get(str(c.get(field)))
+        if pages and c.number("page_size") not in pages:
+            return pages[-1] if c.get(field) != "trtllm_mha" else 64
+    return c.number("page_size") or 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,6 +274,24 @@ def _spec_tree(c: Context) -> Iterator[Finding]:
             yield c.problem(
                 "spec_tree_size", "speculative_num_draft_tokens", expected, "Lower it, or raise topk or steps."
             )
+
+
+@rule(
+    "spec_tree_pages",
+    "a tree over pages of several tokens is refused for every backend but two",
+    "server_args.py:2485-2493",
+)
+def _spec_pages(c: Context) -> Iterator[Finding]:
+    page, backend = effective_page(c), c.get("attention_backend")
+    if (
+        c.speculative
+        and (c.number("speculative_eagle_topk") or 1) > 1
+        and page > 1
+        and backend not in ("flashinfer", "fa3")
+    ):
+        expected = f"flashinfer or fa3: {backend} works in pages of {page}, which topk above 1 does not allow"
+        action = "Use flashinfer, page_size 1, or topk 1."
+        yield c.problem("spec_tree_pages", "attention_backend", expected, action)
 
 
 @rule(
@@ -532,6 +571,12 @@ def _dotted(capability: tuple[int, ...] | None) -> str:
     return ".".join(map(str, capability or ())) or "unknown"
 
 
+@rule("device_known", "the planner knows NVIDIA GPUs and the sandbox's CPU", "design")
+def _device(c: Context) -> Iterator[Finding]:
+    if c.get("device") not in (None, "cuda", "cpu"):
+        yield c.problem("device_known", "device", "cuda or cpu", "Remove it, or use the profile cpu.")
+
+
 @rule("gpu_present", "a CUDA profile needs GPUs", "issue 3")
 def _gpu_present(c: Context) -> Iterator[Finding]:
     if not c.cuda or c.host.gpus:
@@ -546,14 +591,15 @@ def _tp_count(c: Context) -> Iterator[Finding]:
     if not c.cuda or not c.host.gpus:
         return
     step, base = c.number("gpu_id_step") or 1, c.number("base_gpu_id") or 0
-    ranks = c.tp * (c.number("pp_size") or 1)
+    copies = 1 if c.get("enable_dp_attention") else c.number("dp_size") or 1
+    ranks = c.tp * (c.number("pp_size") or 1) * copies
     last = base + (ranks - 1) * step
     if c.tp < 1 or last >= len(c.host.gpus):
         expected = f"at most {len(c.host.gpus)}: the host has {len(c.host.gpus)} GPUs"
         if base or step != 1:
             expected += f", and base_gpu_id {base} with gpu_id_step {step} asks for GPU {last}"
         if ranks != c.tp:
-            expected += f", and pp_size multiplies it to {ranks} ranks"
+            expected += f", and pp_size and dp_size multiply it to {ranks} ranks"
         yield c.problem(
             "tp_gpu_count", "tp_size", expected, f"Set deployment_overrides.tp_size to at most {len(c.host.gpus)}."
         )
@@ -739,15 +785,51 @@ def _exclusive(c: Context) -> Iterator[Finding]:
     for first, second in EXCLUSIVE:
         if c.get(first) and c.get(second):
             yield c.problem("exclusive_flags", first, f"false, because {second} is set", "Choose one of the two.")
-    if c.get("export_metrics_to_file") and not c.get("export_metrics_to_file_dir"):
-        expected = "a directory, because export_metrics_to_file is set"
-        yield c.problem(
-            "exclusive_flags", "export_metrics_to_file_dir", expected, "Set it, or turn export_metrics_to_file off."
-        )
+    for flag, needed in REQUIRES:
+        if c.get(flag) and not c.get(needed):
+            expected = f"a value, because {flag} is set"
+            yield c.problem("exclusive_flags", needed, expected, f"Set {needed}, or turn {flag} off.")
     if c.get("enable_priority_scheduling") and c.get("schedule_policy") not in (None, "fcfs", "lof"):
         yield c.problem(
             "exclusive_flags", "schedule_policy", "fcfs or lof with priority scheduling", "Choose one of these."
         )
+
+
+@rule(
+    "data_parallel",
+    "with dp_size 1 the engine turns data-parallel attention off; other sizes must divide",
+    "server_args.py:2083-2125",
+)
+def _data_parallel(c: Context) -> Iterator[Finding]:
+    dp, tp = c.number("dp_size") or 1, c.tp
+    for field in ("enable_dp_attention", "enable_dp_lm_head"):
+        if c.get(field) and dp == 1:
+            expected = "false with dp_size 1: the engine turns it off"
+            yield c.problem("data_parallel", field, expected, "Set deployment_overrides.dp_size, or remove it.")
+    if c.get("enable_dp_lm_head") and not c.get("enable_dp_attention"):
+        yield c.problem("data_parallel", "enable_dp_lm_head", "false without enable_dp_attention", "Set both, or none.")
+    if c.get("enable_dp_attention") and dp > 1:
+        if tp % dp:
+            yield c.problem("data_parallel", "dp_size", f"a divisor of tp_size ({tp})", "Change dp_size or tp_size.")
+        for field in ("chunked_prefill_size", "schedule_conservativeness"):
+            if field in c.settings:
+                expected = "nothing: with data-parallel attention the engine scales it down"
+                yield c.problem("data_parallel", field, expected, "Remove it.")
+    for field in ("attn_cp_size", "moe_dp_size", "ep_size"):
+        size = c.number(field)
+        if size is not None and size > 0 and tp % size:
+            yield c.problem("data_parallel", field, f"a divisor of tp_size ({tp})", f"Change {field} or tp_size.")
+
+
+@rule("kv4_backend", "an FP4 KV cache works with some attention backends only", "server_args.py:1976-2053")
+def _kv4(c: Context) -> Iterator[Finding]:
+    if c.get("kv_cache_dtype") != "fp4_e2m1" or c.target is None:
+        return
+    backend = c.get("attention_backend")
+    choices = KV4_BACKENDS[c.target.is_mla]
+    if backend not in (None, *choices):
+        expected = f"one of {', '.join(choices)} with kv_cache_dtype fp4_e2m1"
+        yield c.problem("kv4_backend", "attention_backend", expected, "Choose one of these, or another kv_cache_dtype.")
 
 
 @rule("one_host", "this collection plans one host", "design")
@@ -802,7 +884,7 @@ def _lora(c: Context) -> Iterator[Finding]:
 
 @rule("chunk_page", "chunked prefill works in whole pages", "server_args.py:5182")
 def _chunk_page(c: Context) -> Iterator[Finding]:
-    page = c.number("page_size") or 1
+    page = effective_page(c) if c.number("page_size") != 0 else 0
     chunk = c.number("chunked_prefill_size") or default_chunk(c.host.gpu_memory_mib)
     if page < 1:
         yield c.problem("chunk_page", "page_size", "1 or more", "Set deployment_overrides.page_size.")

@@ -7,7 +7,7 @@ plan it follows, whatever has happened to the files since: an interrupted play, 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,45 @@ def process_words(pid: int, file: str, proc: Path = Path("/proc")) -> list[str]:
     return [word.decode("utf-8", "replace") for word in raw.split(b"\0") if word]
 
 
+def start_reasons(now: Mapping[str, Any], plan_hash: str) -> list[str]:
+    """Why the service must be started or restarted to follow the plan of ``plan_hash``; empty when it need not be.
+
+    ``now`` is what :func:`read_service` returned. Text for people: what was found, what is wanted.
+    """
+    if now["active_state"] not in ("active", "activating", "reloading") or not now["main_pid"]:
+        return [f"the unit is {now['active_state'] or 'unknown to systemd'}"]
+    reasons = []
+    if now["plan_hash"] != plan_hash:
+        reasons.append(
+            f"the running process follows another plan ({now['plan_hash'][:12] or 'none'}, wanted {plan_hash[:12]})"
+        )
+    if now["newer"]:
+        reasons.append(f"the release changed after the process started ({', '.join(now['newer'])})")
+    return reasons
+
+
+def as_text(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """A command line and its environment, one setting a line, for a diff."""
+    lines: list[list[str]] = []
+    for word in command:
+        if word.startswith("--") or not lines:
+            lines.append([])
+        lines[-1].append(word)
+    settings = [f"{name}={value}" for name, value in sorted(environment.items())]
+    return "".join(line + "\n" for line in [*(" ".join(line) for line in lines), *settings])
+
+
 def read_service(
-    unit: str, newer: Sequence[str] = (), run: Runner = run_command, proc: Path = Path("/proc")
+    unit: str,
+    newer: Sequence[str] = (),
+    names: Sequence[str] = (),
+    run: Runner = run_command,
+    proc: Path = Path("/proc"),
 ) -> dict[str, Any]:
     """State of ``unit`` and of its main process; see RETURN of the module service_info.
 
-    ``newer`` are paths; those that changed after the process started come back in ``newer``.
+    ``newer`` are paths; those that changed after the process started come back in ``newer``. ``names`` are the
+    environment variables to return; a process may hold others that are nobody's business.
     """
     status = observe_unit(unit, run)
     pid = status.main_pid
@@ -68,6 +101,7 @@ def read_service(
         "n_restarts": status.n_restarts,
         "started": started,
         "command": [scrub(word) for word in process_words(pid, "cmdline", proc)] if pid else [],
+        "environment": {name: scrub(environment[name]) for name in names if name in environment},
         "plan_hash": environment.get(PLAN_VARIABLE, ""),
         "newer": changed,
     }

@@ -151,10 +151,10 @@ manifest:
   returned: always, empty in check mode when there is none yet
 """
 
-from pathlib import Path  # noqa: E402
+from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.gpuserve.sglang.plugins.module_utils.release import (  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpuserve.sglang.plugins.module_utils.release import (
     ReleaseBuilder,
     ReleaseError,
     read_manifest,

@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # Copyright: The gpuserve.sglang authors
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: EXE001 - ansible-core wants this first line and no executable bit
+
 """Wait until an SGLang server serves; the thinking is in module_utils/health.py."""
 
 from __future__ import annotations

@@ -22,13 +22,19 @@ options:
     type: list
     elements: path
     default: []
+  plan:
+    description:
+      - The plan that the service is meant to follow, as the filter P(gpuserve.sglang.launch_plan#filter) returns it.
+        RV(reasons) then says whether and why it must be started or restarted, and diff mode shows the running command
+        line and environment against the planned ones.
+    type: dict
 attributes:
   check_mode:
     description: Reads in check mode as well.
     support: full
   diff_mode:
-    description: Changes nothing.
-    support: none
+    description: With O(plan), what runs against what is planned.
+    support: full
 """
 
 EXAMPLES = r"""
@@ -73,9 +79,18 @@ command:
   elements: str
   returned: always
 plan_hash:
-  description: Hash of the plan that the process was started with; empty when unknown.
+  description: The C(process_hash) of the plan that the process was started with; empty when unknown.
   type: str
   returned: always
+environment:
+  description: The variables that O(plan) sets, as the process has them.
+  type: dict
+  returned: always, empty without O(plan)
+reasons:
+  description: Why the service must be started or restarted to follow O(plan); empty when it need not be.
+  type: list
+  elements: str
+  returned: with O(plan)
 newer:
   description: Those of O(newer) that changed after the process started.
   type: list
@@ -91,8 +106,12 @@ unit:
   returned: always
 """
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.gpuserve.sglang.plugins.module_utils.service import read_service  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpuserve.sglang.plugins.module_utils.service import (
+    as_text,
+    read_service,
+    start_reasons,
+)
 
 
 def main() -> None:
@@ -100,10 +119,25 @@ def main() -> None:
         argument_spec={
             "unit": {"type": "str", "default": "sglang-kimi.service"},
             "newer": {"type": "list", "elements": "path", "default": []},
+            "plan": {"type": "dict"},
         },
         supports_check_mode=True,
     )
-    module.exit_json(changed=False, **read_service(module.params["unit"], module.params["newer"]))
+    plan = module.params["plan"]
+    wanted = {str(name): str(value) for name, value in (plan or {}).get("env", {}).items()}
+    result = {"changed": False, **read_service(module.params["unit"], module.params["newer"], list(wanted))}
+    if plan is not None:
+        missing = [key for key in ("process_hash", "command", "env") if not plan.get(key)]
+        if missing:
+            module.fail_json(
+                msg=f"plan has no {', '.join(missing)}; expected a plan as the filter launch_plan returns it"
+            )
+        result["reasons"] = start_reasons(result, plan["process_hash"])
+        before, after = as_text(result["command"], result["environment"]), as_text(plan["command"], wanted)
+        if module._diff and before != after:
+            header = f"{module.params['unit']} (running)" if result["main_pid"] else "nothing runs"
+            result["diff"] = {"before": before, "after": after, "before_header": header, "after_header": "planned"}
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

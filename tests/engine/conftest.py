@@ -20,6 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "collections"))
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 _BOOT = "import json,sys; exec(compile(json.loads(sys.stdin.readline()), 'worker.py', 'exec'), {'__name__': 'worker'})"
 

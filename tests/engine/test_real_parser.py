@@ -80,7 +80,7 @@ def model_paths(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return base
 
 
-def _construct(engine: Any, plan: dict[str, Any], host: dict[str, Any], base: str, extra: tuple[str, ...] = ()) -> Any:
+def construct(engine: Any, plan: dict[str, Any], host: dict[str, Any], base: str, extra: tuple[str, ...] = ()) -> Any:
     schema = flags.load(plan["engine_version"])
     fields = {schema.by_option[option].field: value for option, value in plan["args"].items()}
     argv = list(plan["argv"])
@@ -129,7 +129,7 @@ def test_level_2(engine: Any, model_paths: str, name: str) -> None:
         "cuda_graph_bs",
         "max_running_requests",
     )
-    answer, meant = _construct(engine, plan, case["host"], model_paths, extra)
+    answer, meant = construct(engine, plan, case["host"], model_paths, extra)
     assert answer["ok"], answer["error"]
     for field, value in meant.items():
         got = answer["fields"][field]
@@ -238,7 +238,7 @@ def test_refusals_are_deserved(engine: Any, model_paths: str, name: str) -> None
     fields |= changes.get("overrides", {})
     fields |= {key: item for key, item in changes.items() if key == "served_model_name"}
     plan["argv"] = [word for field, item in fields.items() for word in flags.render(schema.by_field[str(field)], item)]
-    answer, _ = _construct(engine, plan, cases.host(), model_paths, (text,) if value is not None else ())
+    answer, _ = construct(engine, plan, cases.host(), model_paths, (text,) if value is not None else ())
     if value is None:
         assert not answer["ok"] and text in answer["error"], answer
     else:

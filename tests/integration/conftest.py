@@ -102,7 +102,11 @@ class Box:
             inventory=str(self.inventory),
             cmdline=" ".join(arguments) or None,
             extravars=extra or None,
-            envvars={"ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections")},
+            envvars={
+                "ANSIBLE_NOCOLOR": "1",
+                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+                "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+            },
             event_handler=on_event,
             quiet=True,
         )
@@ -127,8 +131,15 @@ def box(tmp_path_factory: pytest.TempPathFactory):
 
 def ansible(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """A command line tool of Ansible, from the checkout and with its configuration."""
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", **options.pop("env", {})}
-    return subprocess.run(command, cwd=options.pop("cwd", ROOT), env=environment, capture_output=True, text=True, **options)
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_NOCOLOR": "1",
+        **options.pop("env", {}),
+    }
+    return subprocess.run(
+        command, cwd=options.pop("cwd", ROOT), env=environment, capture_output=True, text=True, **options
+    )
 
 
 def as_json(text: str) -> Any:

@@ -193,5 +193,3 @@ def wait_for(condition, seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.2)
-
-

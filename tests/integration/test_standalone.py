@@ -27,6 +27,20 @@ def test_a_playbook_with_one_role(box: Box, tmp_path) -> None:
     assert box.play(str(play)).changed == []
 
 
+def test_plan_against_what_runs(box: Box) -> None:
+    """--diff shows the one flag that differs, and that a restart would follow; nothing is touched."""
+    pid = box.main_pid
+    same = box.play("playbooks/plan.yml", "--diff")
+    assert same.rc == 0, same.failure
+    assert "Restart: no, the running process follows this plan." in same.stdout
+    other = box.play("playbooks/plan.yml", "--diff", deployment_overrides={"max_running_requests": 4})
+    assert "Restart: yes, the running process follows another plan" in other.stdout
+    assert "---max-running-requests 8" in other.stdout.replace("\r", "")
+    assert "+--max-running-requests 4" in other.stdout
+    assert other.changed == []
+    assert box.main_pid == pid > 0
+
+
 def test_production_inventory() -> None:
     done = ansible("ansible-playbook", "-i", "inventories/production", "site.yml", "--syntax-check")
     assert done.returncode == 0, done.stderr
@@ -36,6 +50,50 @@ def test_production_inventory() -> None:
     assert values["ansible_host"].startswith("192.0.2.")
     assert values["deployment_profile"] == "eagle3-topk1-v2"
     assert values["deployment_draft_model_path"] == "/data/eagle3/output_100k_sglang/4"
+
+
+DOCUMENTED = {
+    "--tp-size": "8",
+    "--attention-backend": "flashinfer",
+    "--speculative-algorithm": "EAGLE3",
+    "--speculative-draft-model-path": "/data/eagle3/output_100k_sglang/4",
+    "--speculative-eagle-topk": "1",
+    "--speculative-num-steps": "2",
+    "--speculative-num-draft-tokens": "3",
+    "--enable-flashinfer-allreduce-fusion": None,
+    "--cuda-graph-max-bs": "128",
+    "--mem-fraction-static": "0.88",
+    "--model-path": "/data/kimi-k2.5",
+    "--host": "127.0.0.1",
+    "--port": "30000",
+}
+# What the record leaves implicit; each is a listed deviation.
+ADDED = {"--served-model-name", "--trust-remote-code", "--enable-metrics", "--max-running-requests"}
+
+
+def test_plan_of_the_documented_box_from_stored_facts(tmp_path) -> None:
+    """Exactly the documented flags, what was added, and the reason of each; no host is connected to."""
+    plan_file = tmp_path / "plan.json"
+    done = ansible(
+        "ansible-playbook", "-i", "inventories/production", "playbooks/plan.yml",
+        "-e", "@tests/fixtures/documented-box.json", "-e", f"plan_file={plan_file}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    plan = json.loads(plan_file.read_text())
+    words, flags = plan["argv"], {}
+    for place, word in enumerate(words):
+        if word.startswith("--"):
+            following = words[place + 1] if place + 1 < len(words) else "--"
+            flags[word] = None if following.startswith("--") else following
+    assert {name: value for name, value in flags.items() if name not in ADDED} == DOCUMENTED
+    assert set(flags) == set(DOCUMENTED) | ADDED
+    deviations = {d["setting"]: d for d in plan["deviations"]}
+    assert set(deviations) >= ADDED
+    assert all(d["reason"] and d["take_back"] for d in deviations.values())
+    assert plan["env"]["SGLANG_ENABLE_SPEC_V2"] == "True"
+    for text in ("--mem-fraction-static 0.88", "kv_bytes_per_token", "70272", "Deviations from the documented box"):
+        assert text in done.stdout
+    assert "Restart: not compared" in done.stdout
 
 
 @pytest.fixture(scope="module")

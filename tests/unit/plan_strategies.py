@@ -185,7 +185,9 @@ def wanteds(draw: st.DrawFn) -> Any:
             ),
         ),
     }
-    for key in draw(st.lists(st.sampled_from(sorted(changes)), max_size=draw(st.integers(0, 2)), unique=True)):
+    for key in draw(
+        st.lists(st.sampled_from(sorted(changes)), max_size=draw(st.sampled_from([0, 0, 1, 2])), unique=True)
+    ):
         wanted[key] = draw(changes[key])
     return wanted
 
@@ -236,6 +238,21 @@ def models(draw: st.DrawFn) -> Any:
     if draw(st.integers(0, 9)) == 0:
         both[draw(st.sampled_from(["target", "draft"]))] = draw(junk)
     return both
+
+
+@st.composite
+def deployments(draw: st.DrawFn) -> tuple[Any, Any, Any]:
+    """A wanted deployment, a host and models: in most draws ones that fit each other, so that many give a plan."""
+    wanted = draw(wanteds())
+    if not isinstance(wanted, dict) or draw(st.integers(0, 3)) == 0:
+        return wanted, draw(hosts()), draw(models())
+    profile = wanted.get("profile")
+    if profile == "cpu":
+        return wanted, draw(st.sampled_from([cases.cpu_host(), cases.host()])), {}
+    if profile == "baseline":
+        host = draw(st.sampled_from([cases.host(), cases.h200(), cases.h200(2), cases.host(4)]))
+        return wanted, host, cases.models(cases.LLAMA) if len(host["gpus"]) < 8 else draw(models())
+    return wanted, draw(st.sampled_from([cases.host(), cases.h200()])), cases.models()
 
 
 def plan_or_problems(wanted: Any, host: Any, found: Any) -> dict[str, Any] | None:

@@ -194,3 +194,9 @@ def test_checked_args() -> None:
     for bad, version in ((3, "0.5.9"), ({}, "9.9.9")):
         with pytest.raises(PlanError):
             checked_args(bad, version)
+
+
+@pytest.mark.parametrize("value", [-1e-05, -6.108951245544583e-12, -1e-300, -0.0, -2.5, 1e-300, 3e22, -3e22])
+def test_every_float_is_read_back_exactly(value: float) -> None:
+    words = flags.render(_flag("mem_fraction_static"), value)
+    assert _stock_parser().parse_args(words).mem_fraction_static == value

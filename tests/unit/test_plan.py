@@ -90,7 +90,7 @@ def test_documented_unit() -> None:
     assert unit["name"] == "sglang-kimi" and unit["restart_sec"] == 30 and unit["timeout_start_sec"] == 900
     assert unit["limit_memlock"] == "infinity" and unit["after"] == ["nvidia-persistenced.service"]
     assert unit["start_limit_interval_sec"] >= unit["start_limit_burst"] * (900 + 30)
-    assert unit["memory_max"] == "979450M"
+    assert unit["memory_max"] == "956G"
 
 
 def test_deviations_are_complete_and_say_how_to_return() -> None:
@@ -151,6 +151,15 @@ def test_plan_is_plain_data_and_stable() -> None:
     assert plan({"unit": {"restart_sec": 31}})["hash"] != first["hash"]
 
 
+def test_process_hash_changes_only_with_what_a_restart_would_change() -> None:
+    first = plan()
+    assert re.fullmatch(r"[0-9a-f]{64}", first["process_hash"])
+    for change in ({"port": 30001}, {"extra_env": {"A": "1"}}, {"unit": {"user": "other"}}):
+        assert plan(change)["process_hash"] != first["process_hash"], change
+    for change in ({"unit": {"restart_sec": 31}}, {"unit": {"memory_max": "100G"}}, {"load_budget_s": 1200}):
+        assert plan(change)["process_hash"] == first["process_hash"], change
+
+
 def test_input_is_not_changed() -> None:
     wanted, host, models = cases.wanted(overrides={"page_size": 1}), cases.host(), cases.models()
     before = copy.deepcopy((wanted, host, models))
@@ -194,6 +203,7 @@ def test_cpu_profile() -> None:
         "--chunked-prefill-size": 1024,
         "--max-total-tokens": 4096,
         "--max-running-requests": 8,
+        "--sleep-on-idle": True,
         "--mem-fraction-static": 0.1,
         "--enable-metrics": True,
     }
@@ -251,7 +261,7 @@ def test_partial_host_gives_warnings() -> None:
 def test_memory_limit_follows_the_control_group() -> None:
     host = cases.host()
     host["memory"]["limit_mib"] = 600000
-    assert plan(host=host)["unit"]["memory_max"] == "570000M"
+    assert plan(host=host)["unit"]["memory_max"] == "556G"
 
 
 def test_all_interfaces_are_reached_over_loopback() -> None:

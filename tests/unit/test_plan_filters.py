@@ -15,9 +15,13 @@ ARGS = args_filter.FilterModule().filters()["launch_args"]
 
 
 def test_plan_filter_is_thin() -> None:
-    assert PLAN(cases.wanted(), host=cases.host(), models=cases.models()) == launch_plan(
-        cases.wanted(), cases.host(), cases.models()
-    )
+    made = PLAN(cases.wanted(), host=cases.host(), models=cases.models())
+    assert made == {**launch_plan(cases.wanted(), cases.host(), cases.models()), "error": ""}
+
+
+def test_plan_filter_can_report_instead_of_failing() -> None:
+    made = PLAN(cases.wanted(port=99999), host=cases.host(), models=cases.models(), report_errors=True)
+    assert list(made) == ["error"] and "deployment_port: found 99999" in made["error"]
 
 
 def test_plan_filter_reports_all_problems_one_a_line() -> None:
@@ -52,5 +56,5 @@ def test_documented_keys_and_defaults_are_the_code_s() -> None:
     assert {
         key: option.get("default", "" if option.get("required") else None) for key, option in options.items()
     } == DEFAULTS
-    plan = launch_plan(cases.wanted(), cases.host(), cases.models())
+    plan = PLAN(cases.wanted(), host=cases.host(), models=cases.models())
     assert set(yaml.safe_load(plan_filter.RETURN)["_value"]["contains"]) == set(plan)

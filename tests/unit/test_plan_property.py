@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, event, given, settings
 
 
 @settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
-@given(plan_strategies.wanteds(), plan_strategies.hosts(), plan_strategies.models())
-def test_plan_or_good_error(wanted: Any, host: Any, models: Any) -> None:
+@given(deployment=plan_strategies.deployments())
+def test_plan_or_good_error(deployment: tuple[Any, Any, Any]) -> None:
+    wanted, host, models = deployment
     plan = plan_strategies.plan_or_problems(wanted, host, models)
     event("plan" if plan else "error")
     if plan is None:

@@ -326,7 +326,7 @@ CASES = [
         "exclusive_flags",
         _over(export_metrics_to_file=True),
         "deployment_overrides.export_metrics_to_file_dir",
-        ("directory",),
+        ("export_metrics_to_file is set",),
     ),
     Case(
         "exclusive_flags",
@@ -344,6 +344,22 @@ CASES = [
         "deployment_extra_args.model_loader_extra_config",
         ("threads", "num_threads"),
     ),
+    Case("device_known", _over(device="hpu"), "deployment_overrides.device", ("hpu", "cuda or cpu")),
+    Case("data_parallel", _over(enable_dp_attention=True), "deployment_overrides.enable_dp_attention", ("dp_size 1",)),
+    Case("data_parallel", _over(enable_dp_attention=True, dp_size=3), "deployment_overrides.dp_size", ("divisor",)),
+    Case(
+        "kv4_backend",
+        _over(kv_cache_dtype="fp4_e2m1", attention_backend="triton"),
+        "deployment_overrides.attention_backend",
+        ("fp4",),
+    ),
+    Case(
+        "spec_tree_pages",
+        {"profile": "eagle3-topk4-v1", **_over(attention_backend="trtllm_mla")},
+        "deployment_overrides.attention_backend",
+        ("pages of 64", "flashinfer"),
+    ),
+    Case("tp_gpu_count", _over(dp_size=2), "deployment_overrides.tp_size", ("16 ranks",)),
     Case(
         "lora_paths",
         {"extra_args": {"lora_paths": ["a=/x", "{}"]}},
