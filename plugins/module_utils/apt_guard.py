@@ -58,15 +58,20 @@ def _text(data: bytes | None) -> str:
 
 
 def dpkg_status(root: str) -> dict[str, dict[str, Any]]:
-    """Installed packages: name to C(version) and C(hold), from dpkg's own file. Of several architectures the last."""
+    """Packages from dpkg's own file: name to C(version), C(hold) and whether it is C(installed) or only its
+    configuration is left. Of several architectures the last."""
     text = _text(_read(_at(root, "/var/lib/dpkg/status")))
     found: dict[str, dict[str, Any]] = {}
     for paragraph in text.split("\n\n"):
         name = re.search(r"^Package: (\S+)", paragraph, re.MULTILINE)
         status = re.search(r"^Status: (\S+) (\S+) (\S+)$", paragraph, re.MULTILINE)
         version = re.search(r"^Version: (\S+)$", paragraph, re.MULTILINE)
-        if name and status and version and status.group(3) == "installed":
-            found[name.group(1)] = {"version": version.group(1), "hold": status.group(1) == "hold"}
+        if name and status and version and status.group(3) in ("installed", "config-files"):
+            found[name.group(1)] = {
+                "version": version.group(1),
+                "hold": status.group(1) == "hold",
+                "installed": status.group(3) == "installed",
+            }
     return found
 
 
@@ -203,7 +208,8 @@ def set_selections(chosen: Mapping[str, bool]) -> None:
 def apply(wanted: Wanted, check: bool) -> dict[str, Any]:
     """Read, compare, and change unless C(check). Always the same keys."""
     notes: list[str] = []
-    packages = dpkg_status(wanted.root)
+    known = dpkg_status(wanted.root)
+    packages = {name: entry for name, entry in known.items() if entry["installed"]}
     files: dict[str, bytes | None] = {}
     entries_gone: list[str] = []
     keys_gone: list[str] = []
@@ -252,6 +258,7 @@ def apply(wanted: Wanted, check: bool) -> dict[str, Any]:
         "packages": {
             name: entry["version"] for name, entry in sorted(packages.items()) if matches(name, wanted.report)
         },
+        "residual": [name for name in sorted(set(known) - set(packages)) if matches(name, wanted.report)],
         "diff": diffs,
         "notes": notes,
     }

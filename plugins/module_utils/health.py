@@ -10,6 +10,7 @@ a dead scheduler 20 s, the first sampled request of a cold host 98 s because ker
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -542,10 +543,8 @@ class HttpRequest:
         """Give the request up: close the connection under it."""
         held = self._connection.sock
         if held is not None:
-            try:
+            with contextlib.suppress(OSError):
                 held.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
 
 Requester = Callable[[str, int, str, str, Any, float], PendingAnswer]

@@ -528,7 +528,13 @@ class Tree:
             path: wanted & self.series.touching(path) for path, carries in self.carried.items() if carries is not None
         }
         paths = [path for path, carries in target.items() if self.carried[path] != carries]
-        return self._stage(paths, target) if paths else {}
+        try:
+            return self._stage(paths, target) if paths else {}
+        except OSError as error:
+            raise PatchError(
+                f"the copies in {tempfile.gettempdir()} cannot be written or read ({error.strerror}), expected some MB of free "
+                "space there. Nothing was written. Make room, or set TMPDIR."
+            ) from error
 
     def _stage(self, paths: Sequence[str], target: Mapping[str, frozenset[str]]) -> dict[str, bytes]:
         with Stage(self.series.strip) as stage:

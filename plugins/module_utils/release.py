@@ -19,15 +19,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 MANIFEST = "manifest.json"
 ID_LENGTH = 12
 STEP_KEYS = {"name", "requirements", "index_url", "extra_index_urls", "no_deps", "overrides"}
+# Variables of pip and uv that say how to reach an index; all others could change what is installed.
+_TRANSPORT = re.compile(
+    r"(PIP|UV)_(CERT|CLIENT_CERT|PROXY|TRUSTED_HOST|DEFAULT_TIMEOUT|TIMEOUT|RETRIES|CACHE_DIR|NO_CACHE_DIR|NO_CACHE"
+    r"|CONFIG_FILE|INDEX_URL|DEFAULT_INDEX|HTTP_TIMEOUT|HTTP_RETRIES|NATIVE_TLS|SYSTEM_CERTS|INSECURE_HOST|LINK_MODE"
+    r"|CONCURRENT_\w+)"
+)
 
 # What is asked of the finished environment, by its own interpreter: imports, the CUDA that torch was built for.
 _CHECK = """
 import importlib, json, sys
+sys.path[:] = [path for path in sys.path if path]
 found = {"python_version": "%d.%d.%d" % sys.version_info[:3], "imports": {}, "torch_cuda": None}
 for name in json.loads(sys.argv[1]):
     try:
@@ -37,7 +43,7 @@ for name in json.loads(sys.argv[1]):
         found["imports"][name] = "%s: %s" % (type(error).__name__, str(error)[:300])
 if "torch" in sys.modules:
     found["torch_cuda"] = sys.modules["torch"].version.cuda
-print("CHECK" + json.dumps(found))
+print("\\nCHECK" + json.dumps(found))
 """
 
 
@@ -47,10 +53,55 @@ class ReleaseError(Exception):
 
 def without_credentials(url: str) -> str:
     """The address without user and password: they decide nothing about the content and must not reach a file."""
-    parts = urlsplit(url)
-    if not parts.netloc or "@" not in parts.netloc:
+    head, separator, rest = url.partition("://")
+    if not separator:
         return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    host, slash, path = rest.partition("/")
+    return f"{head}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _index(what: str, url: Any) -> str:
+    address = without_credentials(str(url or ""))
+    if "@" in address:
+        # The address stays out of the message: what follows the odd character may be the rest of a password.
+        raise ReleaseError(
+            f"{what} holds an @ behind the host, expected an address such as https://user:password@host/simple. "
+            "Write reserved characters of a password as %40 (@), %2F (/), %23 (#)."
+        )
+    return address
+
+
+def _list(what: str, value: Any) -> list[str]:
+    """The module gets lists, the filter what a playbook says: both must come to the same id."""
+    if value is None:
+        return []
+    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+        raise ReleaseError(f"{what} is a {type(value).__name__}, expected a list")
+    return [str(item) for item in value]
+
+
+def _flag(what: str, value: Any) -> bool:
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise ReleaseError(f"{what} is {value!r}, expected true or false")
+    return value
+
+
+def _requirements(what: str, value: Any) -> list[str]:
+    lines = [line for line in map(_requirement, _list(what, value)) if line]
+    for line in lines:
+        if line.startswith("-"):
+            raise ReleaseError(
+                f"{what} holds the option {line.split()[0].partition('=')[0]}, expected requirements only. "
+                "Name indexes in index_url and extra_index_urls, and the packages of another file one by one."
+            )
+        if re.search(r"://(?!git@)[^/\s]*@", line):
+            raise ReleaseError(
+                f"{what} holds credentials in the address of {_scrub(line)}, expected none: the line is written to the "
+                "manifest. Put the wheel behind index_url or into a folder of sglang_find_links."
+            )
+    return lines
 
 
 def canonical_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,37 +117,53 @@ def canonical_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
         raise ReleaseError(f"sglang_base_python is {python!r}, expected the absolute path of a Python interpreter")
     steps = spec.get("steps")
     if not isinstance(steps, Sequence) or isinstance(steps, str) or not steps:
-        raise ReleaseError(f"sglang_steps is {steps!r}, expected a list with at least one step of packages to install")
-    canonical_steps = []
+        raise ReleaseError(
+            f"sglang_steps is {'empty' if not steps else 'a ' + type(steps).__name__}, expected a list with at least one "
+            "step of packages to install"
+        )
+    canonical_steps: list[dict[str, Any]] = []
     for number, step in enumerate(steps):
-        if not isinstance(step, Mapping) or not step.get("name"):
-            raise ReleaseError(f"sglang_steps[{number}] is {step!r}, expected a dictionary with a name")
+        where = f"sglang_steps[{number}]"
+        if not isinstance(step, Mapping):
+            raise ReleaseError(f"{where} is a {type(step).__name__}, expected a dictionary with a name")
+        name = str(step.get("name") or "")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+            raise ReleaseError(
+                f"{where} has the name {name!r}, expected letters, digits, '_', '.' and '-': it becomes a file name"
+            )
+        if name in (earlier["name"] for earlier in canonical_steps):
+            raise ReleaseError(f"{where} has the name {name!r} of an earlier step, expected one of its own")
+        where += f" ({name})"
         unknown = sorted(set(step) - STEP_KEYS)
         if unknown:
             raise ReleaseError(
-                f"sglang_steps[{number}] ({step['name']}) has the unknown keys {', '.join(unknown)}; "
-                f"expected some of {', '.join(sorted(STEP_KEYS))}"
+                f"{where} has the unknown keys {', '.join(unknown)}; expected some of {', '.join(sorted(STEP_KEYS))}"
             )
-        requirements = [line for line in map(_requirement, step.get("requirements") or []) if line]
+        requirements = _requirements(f"{where}.requirements", step.get("requirements"))
         if not requirements:
-            raise ReleaseError(f"sglang_steps[{number}] ({step['name']}) lists no requirements")
+            raise ReleaseError(f"{where} lists no requirements")
+        extra = f"{where}.extra_index_urls"
         canonical_steps.append(
             {
-                "name": str(step["name"]),
+                "name": name,
                 "requirements": requirements,
-                "index_url": without_credentials(str(step.get("index_url") or "")),
-                "extra_index_urls": [without_credentials(str(u)) for u in step.get("extra_index_urls") or []],
-                "no_deps": bool(step.get("no_deps", False)),
-                "overrides": [str(line) for line in step.get("overrides") or []],
+                "index_url": _index(f"{where}.index_url", step.get("index_url")),
+                "extra_index_urls": [_index(extra, url) for url in _list(extra, step.get("extra_index_urls"))],
+                "no_deps": _flag(f"{where}.no_deps", step.get("no_deps")),
+                "overrides": _requirements(f"{where}.overrides", step.get("overrides")),
             }
         )
+    extra, find_links = "sglang_extra_index_urls", _list("sglang_find_links", spec.get("find_links"))
+    for place in find_links:
+        if "://" not in place and not place.startswith("/"):
+            raise ReleaseError(f"sglang_find_links names {place!r}, expected an absolute path or an address")
     return {
         "python": python,
         "steps": canonical_steps,
-        "index_url": without_credentials(str(spec.get("index_url") or "")),
-        "extra_index_urls": [without_credentials(str(u)) for u in spec.get("extra_index_urls") or []],
-        "find_links": [str(f) for f in spec.get("find_links") or []],
-        "offline": bool(spec.get("offline", False)),
+        "index_url": _index("sglang_index_url", spec.get("index_url")),
+        "extra_index_urls": [_index(extra, url) for url in _list(extra, spec.get("extra_index_urls"))],
+        "find_links": [_index("sglang_find_links", place) if "://" in place else place for place in find_links],
+        "offline": _flag("sglang_offline", spec.get("offline")),
     }
 
 
@@ -114,7 +181,7 @@ def installed_packages(venv: Path) -> dict[str, str]:
     """Distribution names (normalised) and versions, from the names of the dist-info folders: milliseconds."""
     packages = {}
     for info in venv.glob("lib/python3*/site-packages/*.dist-info"):
-        name, _, version = info.name.removesuffix(".dist-info").rpartition("-")
+        name, __, version = info.name.removesuffix(".dist-info").rpartition("-")
         packages[re.sub(r"[-_.]+", "-", name).lower()] = version
     return dict(sorted(packages.items()))
 
@@ -172,16 +239,20 @@ class ReleaseBuilder:
         self._imports = list(imports)
         self._torch_cuda = torch_cuda
         self._environment = dict(environment or {})
+        self._manifest: dict[str, Any] | None = None
 
     # -- what is there ---------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[str, list[dict[str, str | None]]]:
-        """``absent``, ``incomplete``, ``drifted`` or ``present``, and the drift."""
+        """``absent``, ``incomplete``, ``drifted`` or ``present``, and the drift.
+
+        A release whose interpreter is gone is drifted although its packages are all there.
+        """
         manifest = read_manifest(self.path)
         if manifest is None:
             return ("incomplete" if self.path.exists() else "absent"), []
         found = drift(manifest.get("packages", {}), installed_packages(self.venv))
-        return ("drifted" if found else "present"), found
+        return ("drifted" if found or not self.python.exists() else "present"), found
 
     # -- building --------------------------------------------------------------------------------------------------
 
@@ -201,21 +272,25 @@ class ReleaseBuilder:
 
     def ensure(self) -> dict[str, Any]:
         """Build or repair the release and return its manifest. An interrupted or failed build leaves no manifest."""
+        self._check_sources()
         with self.lock():
-            state, _ = self.state()
+            state, found = self.state()
+            # The manifest stays until the repair is done: a release that may be serving is never taken for the rest
+            # of an interrupted build.
+            self._manifest = read_manifest(self.path) if state == "drifted" else None
             if state == "incomplete":
                 shutil.rmtree(self.path)
             self._check_disk()
-            self._check_sources()
             if not self.python.exists():
                 self._make_venv()
+            if any(entry["package"] == "pip" for entry in found):
+                self._restore_pip()
             tool = self._bootstrap_installer()
+            self._check_overrides(tool[0])
+            self._remove_extraneous(tool)
             for step in self.spec["steps"]:
                 self._install(tool, step)
-            if state == "drifted":
-                # The manifest stays until the repair is done: a release that may be serving is never taken for the
-                # rest of an interrupted build.
-                self._remove_extraneous(tool)
+            self._put_back(tool)
             return self._finish(tool[0])
 
     def _check_disk(self) -> None:
@@ -227,6 +302,11 @@ class ReleaseBuilder:
             )
 
     def _check_sources(self) -> None:
+        python = Path(self.canonical["python"])
+        if not python.is_file() or not os.access(python, os.X_OK):
+            raise ReleaseError(
+                f"sglang_base_python is {python}, which is not an executable on this host. Install it or correct it."
+            )
         for folder in self.canonical["find_links"]:
             if "://" not in folder and not Path(folder).is_dir():
                 raise ReleaseError(
@@ -236,10 +316,6 @@ class ReleaseBuilder:
 
     def _make_venv(self) -> None:
         python = self.canonical["python"]
-        if not os.access(python, os.X_OK):
-            raise ReleaseError(
-                f"sglang_base_python is {python}, which is not an executable on this host. Install it or correct it."
-            )
         self.path.mkdir(parents=True, exist_ok=True)
         self._run([python, "-m", "venv", str(self.venv)], "make the virtual environment", {})
 
@@ -254,15 +330,20 @@ class ReleaseBuilder:
         environment = {names[0]: index} if index else {}
         if extra:
             environment[names[1]] = " ".join(extra)
+        pages = [str(place) for place in self.spec.get("find_links") or [] if "://" in str(place)]
+        if pages:
+            environment[f"{prefix}_FIND_LINKS"] = (" " if prefix == "PIP" else ",").join(pages)
         return environment
 
     def _source_arguments(self) -> list[str]:
-        arguments = [f"--find-links={folder}" for folder in self.canonical["find_links"]]
+        arguments = [f"--find-links={place}" for place in self.canonical["find_links"] if "://" not in place]
         return [*arguments, "--no-index"] if self.canonical["offline"] else arguments
 
     def _bootstrap_installer(self) -> tuple[str, list[str]]:
         pip = [str(self.python), "-m", "pip", "--disable-pip-version-check"]
-        if self._installer == "pip":
+        # A repair is done by what built the release, so that no package comes or goes with the installer.
+        wanted = (self._manifest or {}).get("installer") or self._installer
+        if wanted == "pip":
             return "pip", pip
         uv = self.venv / "bin" / "uv"
         if not uv.exists():
@@ -275,6 +356,16 @@ class ReleaseBuilder:
                 return "pip", pip
         return "uv", [str(uv), "pip"]
 
+    def _check_overrides(self, tool: str) -> None:
+        """Before the first of many gigabytes is installed."""
+        for step in self.canonical["steps"]:
+            if tool == "pip" and step["overrides"]:
+                why = "sglang_installer is pip" if self._installer == "pip" else "uv could not be installed"
+                raise ReleaseError(
+                    f"step {step['name']} overrides {', '.join(step['overrides'])}, which pip cannot do, and {why}; "
+                    "expected uv. Make it available from the same package source and set sglang_installer to auto or uv."
+                )
+
     def _install(self, tool: tuple[str, list[str]], step: Mapping[str, Any]) -> None:
         kind, command = tool
         requirements = self.path / f"requirements-{step['name']}.txt"
@@ -283,7 +374,7 @@ class ReleaseBuilder:
         arguments = [*command, "install", "--quiet", *self._source_arguments(), f"--requirement={requirements}"]
         if step.get("no_deps"):
             arguments.append("--no-deps")
-        overrides = [str(line) for line in step.get("overrides") or []]
+        overrides = [line for line in map(_requirement, step.get("overrides") or []) if line]
         environment = self._source_environment(step, kind.upper())
         if kind == "uv":
             arguments.append(f"--python={self.python}")
@@ -297,20 +388,44 @@ class ReleaseBuilder:
                 file = self.path / f"overrides-{step['name']}.txt"
                 file.write_text("\n".join(overrides) + "\n")
                 arguments.append(f"--override={file}")
-        elif overrides:
-            raise ReleaseError(
-                f"step {step['name']} overrides {', '.join(overrides)}, which pip cannot do; uv could not be installed. "
-                "Make uv available from the same package source."
-            )
         self._run(arguments, f"install the step '{step['name']}'", environment)
+
+    # -- repair ----------------------------------------------------------------------------------------------------
+
+    def _drift(self) -> list[dict[str, str | None]]:
+        return drift(self._manifest.get("packages", {}), installed_packages(self.venv)) if self._manifest else []
+
+    def _restore_pip(self) -> None:
+        """pip comes with the interpreter, not from the sources, which may not have it."""
+        for site in self.venv.glob("lib/python3*/site-packages"):
+            for folder in [site / "pip", *site.glob("pip-*.dist-info")]:
+                shutil.rmtree(folder, ignore_errors=True)
+        self._run([str(self.python), "-m", "ensurepip", "--default-pip"], "restore pip", {})
 
     def _remove_extraneous(self, tool: tuple[str, list[str]]) -> None:
         kind, command = tool
-        expected = (read_manifest(self.path) or {}).get("packages", {})
-        extra = [name for name in installed_packages(self.venv) if name not in expected]
+        extra = [str(entry["package"]) for entry in self._drift() if entry["expected"] is None]
         if extra:
             where = [f"--python={self.python}"] if kind == "uv" else ["--yes"]
             self._run([*command, "uninstall", "--quiet", *where, *extra], "remove added packages", {})
+
+    def _put_back(self, tool: tuple[str, list[str]]) -> None:
+        """The steps restore what they pin; what came with that as a dependency is restored from the manifest."""
+        lines = [f"{entry['package']}=={entry['expected']}" for entry in self._drift() if entry["expected"]]
+        if lines:
+            indexes: list[str] = []
+            for step in [self.spec, *self.spec["steps"]]:
+                indexes += [step.get("index_url") or "", *(step.get("extra_index_urls") or [])]
+            extra = [str(url) for url in dict.fromkeys(indexes) if url]
+            step = {"name": "repair", "requirements": lines, "no_deps": True, "extra_index_urls": extra}
+            self._install(tool, step)
+        left = self._drift()
+        if left:
+            listed = ", ".join(f"{e['package']} {e['found'] or 'absent'} ({e['expected'] or 'absent'})" for e in left)
+            raise ReleaseError(
+                f"after its repair {self.path} still holds other packages than its manifest (expected in brackets): "
+                f"{listed}. Make the sources hold them, or stop what serves from it, delete the folder and run again."
+            )
 
     def _finish(self, tool: str) -> dict[str, Any]:
         checked = self.check()
@@ -329,18 +444,17 @@ class ReleaseBuilder:
 
     def check(self) -> dict[str, Any]:
         """Import what must import and compare torch's CUDA; ``{python_version, torch_cuda}``. Raises ReleaseError."""
-        done = self._run(
-            [str(self.python), "-c", _CHECK, json.dumps(self._imports)], "check the imports", self._environment
-        )
+        imports = list(dict.fromkeys([*self._imports, *([] if self._torch_cuda is None else ["torch"])]))
+        done = self._run([str(self.python), "-c", _CHECK, json.dumps(imports)], "check the imports", self._environment)
         lines = [line for line in done.splitlines() if line.startswith("CHECK")]
         if not lines:
-            raise ReleaseError(f"the import check of {self.path} printed no result:\n{done[-1500:]}")
-        found = json.loads(lines[-1].removeprefix("CHECK"))
+            raise ReleaseError(f"the import check of {self.path} printed no result:\n{_scrub(done)[-1500:]}")
+        found: dict[str, Any] = json.loads(lines[-1].removeprefix("CHECK"))
         broken = {name: error for name, error in found.pop("imports").items() if error}
         if broken:
             listed = "; ".join(f"{name}: {error}" for name, error in broken.items())
             raise ReleaseError(
-                f"{len(broken)} of {len(self._imports)} modules do not import in {self.path}: {listed}. "
+                f"{len(broken)} of {len(imports)} modules do not import in {self.path}: {listed}. "
                 "Expected all to import. Look at the pins in sglang_steps, their order and their indexes."
             )
         if self._torch_cuda is not None and (found["torch_cuda"] or "") != self._torch_cuda:
@@ -352,22 +466,39 @@ class ReleaseBuilder:
         return found
 
     def _run(self, command: Sequence[str], purpose: str, environment: Mapping[str, str]) -> str:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "LC_ALL": "C.UTF-8", **environment},
-            stdin=subprocess.DEVNULL,
-        )
+        # Neither this process's settings of pip, uv and Python nor its folder may decide what a release holds.
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("PYTHONPATH", "PYTHONHOME")
+            and (not name.startswith(("PIP_", "UV_")) or _TRANSPORT.fullmatch(name))
+        }
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                cwd="/",
+                env={**inherited, "LC_ALL": "C.UTF-8", **environment},
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise ReleaseError(f"could not {purpose} of release {self.id}: {error}") from error
         if done.returncode != 0:
-            output = _scrub((done.stderr.strip() or done.stdout.strip())[-2500:])
+            # First the passwords, then the cut: half an address would not be recognised.
+            output = _scrub(done.stderr.strip() or done.stdout.strip())[-2500:]
+            after = (
+                "The release keeps its manifest; the next run repairs it again"
+                if self._manifest
+                else ("The release that serves is untouched; the next run starts over")
+            )
             raise ReleaseError(
-                f"could not {purpose} of release {self.id} (status {done.returncode}). The release that serves is "
-                f"untouched; the next run starts over. What it said:\n{output}"
+                f"could not {purpose} of release {self.id} (status {done.returncode}). {after}. What it said:\n{output}"
             )
         return done.stdout
 
 
 def _scrub(text: str) -> str:
-    return re.sub(r"(\w+://)[^/\s@]+@", r"\1***@", text)
+    return re.sub(r"(\w+://)[^/\s]+@", r"\1***@", text)

@@ -983,7 +983,7 @@ def _secret(c: Context) -> Iterator[Finding]:
         for name, setting in settings.items():
             why = secret(name, setting.value)
             if why and setting.value is not None and setting.value is not False:
-                action = "Put authentication in front of the engine (role gateway); a local model needs no token."
+                action = "Put authentication in front of the engine; a local model needs no token."
                 found = f"a value that is not shown here, because {why}"
                 yield Problem("secret", setting.variable, found, f"no secret in the {kind}", action)
 

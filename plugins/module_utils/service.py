@@ -19,7 +19,8 @@ PLAN_VARIABLE = "GPUSERVE_PLAN"
 def process_started(pid: int, proc: Path = Path("/proc")) -> float | None:
     """Start of a process in seconds since the epoch; None when it is gone."""
     try:
-        stat = (proc / str(pid) / "stat").read_text()
+        # A process may call itself by any bytes.
+        stat = (proc / str(pid) / "stat").read_text(errors="replace")
         boot = next(
             float(line.split()[1]) for line in (proc / "stat").read_text().splitlines() if line.startswith("btime")
         )
@@ -30,12 +31,16 @@ def process_started(pid: int, proc: Path = Path("/proc")) -> float | None:
 
 
 def process_words(pid: int, file: str, proc: Path = Path("/proc")) -> list[str]:
-    """``cmdline`` or ``environ`` of a process as words; empty when it is gone or may not be read."""
+    """``cmdline`` or ``environ`` of a process as words; empty when it is gone or may not be read.
+
+    Empty words count, but not at the end: a process that changed its title leaves zeros there.
+    """
     try:
         raw = (proc / str(pid) / file).read_bytes()
     except OSError:
         return []
-    return [word.decode("utf-8", "replace") for word in raw.split(b"\0") if word]
+    words = raw.rstrip(b"\0")
+    return [word.decode("utf-8", "replace") for word in words.split(b"\0")] if words else []
 
 
 def start_reasons(now: Mapping[str, Any], plan_hash: str) -> list[str]:
@@ -56,14 +61,32 @@ def start_reasons(now: Mapping[str, Any], plan_hash: str) -> list[str]:
 
 
 def as_text(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """A command line and its environment, one setting a line, for a diff."""
+    """A command line and its environment, one setting a line and without secrets, for a diff."""
     lines: list[list[str]] = []
-    for word in command:
+    for word in without_secrets(command):
         if word.startswith("--") or not lines:
             lines.append([])
         lines[-1].append(word)
-    settings = [f"{name}={value}" for name, value in sorted(environment.items())]
+    settings = [scrub(f"{name}={value}") for name, value in sorted(environment.items())]
     return "".join(line + "\n" for line in [*(" ".join(line) for line in lines), *settings])
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """A command line without the values of options that hold a secret, in the next word or after an equals sign."""
+    shown: list[str] = []
+    secret_next = False
+    for word in command:
+        name, equals, _value = word.partition("=")
+        # Asked with a harmless value, since a secret may hold what ends a word in running text.
+        secret = name.startswith("--") and scrub(f"{name} x") != f"{name} x"
+        if secret_next and not secret:
+            shown.append("***")
+        elif secret and equals:
+            shown.append(f"{name}=***")
+        else:
+            shown.append(scrub(word))
+        secret_next = secret and not equals
+    return shown
 
 
 def read_service(
@@ -100,7 +123,7 @@ def read_service(
         "invocation_id": status.invocation_id,
         "n_restarts": status.n_restarts,
         "started": started,
-        "command": [scrub(word) for word in process_words(pid, "cmdline", proc)] if pid else [],
+        "command": without_secrets(process_words(pid, "cmdline", proc)) if pid else [],
         "environment": {name: scrub(environment[name]) for name in names if name in environment},
         "plan_hash": environment.get(PLAN_VARIABLE, ""),
         "newer": changed,

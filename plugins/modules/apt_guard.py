@@ -112,6 +112,11 @@ packages:
   description: Installed packages, name to version.
   returned: always
   type: dict
+residual:
+  description: Removed packages whose configuration is still there, of those that O(report) names.
+  returned: always
+  type: list
+  elements: str
 notes:
   description: What was left alone and why.
   returned: always

@@ -51,7 +51,7 @@ notes:
   - Works without root. Root adds the owners of other users' sockets, the ACS state of PCI bridges and the state of
     processes of other users; RV(notes) says what was missed.
 author:
-  - The gpuserve.sglang authors
+  - The gpuserve.sglang authors (@gpuserve)
 """
 
 EXAMPLES = r"""

@@ -106,7 +106,7 @@ attributes:
     details: The action plugin needs the connection for its progress lines.
     support: none
 author:
-  - The gpuserve.sglang authors
+  - The gpuserve.sglang authors (@gpuserve)
 """
 
 EXAMPLES = r"""
@@ -220,7 +220,7 @@ def main() -> None:
             "generate": {"type": "bool", "default": defaults.generate},
             "model": {"type": "str"},
             "prompt": {"type": "str", "default": defaults.prompt},
-            "max_tokens": {"type": "int", "default": defaults.max_tokens},
+            "max_tokens": {"type": "int", "default": defaults.max_tokens, "no_log": False},
             "journal_lines": {"type": "int", "default": defaults.journal_lines},
             "_window": {"type": "float", "default": 0.0},
             "_since": {"type": "dict"},

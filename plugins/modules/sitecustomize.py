@@ -67,9 +67,8 @@ EXAMPLES = r"""
   gpuserve.sglang.sitecustomize:
     interpreter: /root/ml-env/bin/python
     variables:
-      NCCL_PROTO: LL
-      NCCL_ALGO: Ring
-      NCCL_P2P_LEVEL: SYS
+      NCCL_DEBUG: INFO
+      NCCL_P2P_LEVEL: PHB
 
 - name: Take it back
   gpuserve.sglang.sitecustomize:
@@ -110,7 +109,7 @@ environment:
     - In check mode what it would be.
   returned: always
   type: dict
-  sample: {NCCL_ALGO: Ring, NCCL_PROTO: LL}
+  sample: {NCCL_DEBUG: INFO, NCCL_P2P_LEVEL: PHB}
 created:
   description: Whether the file was made by this run.
   returned: always

@@ -97,11 +97,11 @@ def make_weights(folder: Path, tokenizer: Tokenizer) -> None:
     shards[1]["lm_head.weight"] = head.astype(np.float16)
 
     names = [f"model-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
-    for name, tensors in zip(names, shards):
+    for name, tensors in zip(names, shards, strict=True):
         save_file(tensors, folder / name, metadata={"format": "pt"})
     index = {
         "metadata": {"total_size": sum(t.nbytes for s in shards for t in s.values())},
-        "weight_map": {tensor: name for name, s in zip(names, shards) for tensor in s},
+        "weight_map": {tensor: name for name, s in zip(names, shards, strict=True) for tensor in s},
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     (folder / "config.json").write_text(

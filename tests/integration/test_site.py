@@ -27,7 +27,7 @@ BAD_INPUT = {
     "missing shard": ({"deployment_model_path": "/srv/no-shard"}, ["model-00002-of-00002.safetensors", "missing"]),
     "truncated shard": ({"deployment_model_path": "/srv/short-shard"}, ["model-00002-of-00002.safetensors", "bytes"]),
     "unknown flag": ({"deployment_extra_args": {"--chunked-prefil-size": 512}}, ["chunked-prefil-size", "--chunked-prefill-size"]),
-    "secret in argv": ({"deployment_extra_args": {"api_key": "hunter2"}}, ["api-key"]),
+    "secret in argv": ({"deployment_extra_args": {"api_key": "hunter2"}}, ["api_key", "secret"]),
 }  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def test_site_serves_a_token(box: Box) -> None:
     (gate,) = [e for e in run.of("runner_on_ok") if e["event_data"]["task"] == "Wait until it serves"]
     result = gate["event_data"]["res"]
     assert result["state"] == "ready"
-    assert result["last_status"] == 200
+    assert result["last_status"] == "200"
     assert 1 < result["elapsed"] < 300
     assert result["generation"]["text"]
     assert chat(box) == ANSWER
@@ -140,31 +140,30 @@ def test_an_interrupted_play_is_repaired(box: Box) -> None:
     assert box.main_pid == pid
     run = box.play("site.yml")
     assert run.rc == 0, run.failure
-    assert "Start or restart the service" in run.changed
+    assert "Start the service" in run.changed
     assert box.main_pid != pid
 
 
 def test_death_during_the_gate_ends_the_play_within_five_seconds(box: Box) -> None:
     """Killed while it loads: the play fails at once, with the journal's last words, and leaves no restart loop."""
     killed: list[float] = []
-
-    def kill_when_started(event: dict) -> None:
-        if event["event"] == "runner_on_ok" and event["event_data"].get("task") == "Start or restart the service":
-            threading.Thread(target=kill, daemon=True).start()
+    failed: list[float] = []
 
     def kill() -> None:
         wait_for(lambda: "server_args=" in box.sh(f"journalctl -u {UNIT} -n 50 -o cat --since -5s", check=False), 60)
         box.sh(f"systemctl kill --kill-whom=main -s SIGKILL {UNIT}")
         killed.append(time.monotonic())
 
-    failed: list[float] = []
+    killer = threading.Thread(target=kill, daemon=True)
 
     def on_event(event: dict) -> None:
-        kill_when_started(event)
+        if event["event"] == "runner_on_ok" and event["event_data"].get("task") == "Start the service":
+            killer.start()
         if event["event"] == "runner_on_failed" and not failed:
             failed.append(time.monotonic())
 
     run = box.play("site.yml", handler=on_event, deployment_overrides={"max_running_requests": 5})
+    killer.join(70)
     assert run.rc != 0
     assert killed and failed
     assert failed[0] - killed[0] < 5

@@ -139,3 +139,42 @@ def test_the_installed_playbook_runs(installed, box: Box) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     assert "changed=0" in done.stdout
+
+
+def test_one_number_of_a_profile_changes_unit_handbook_and_plan_together(tmp_path) -> None:
+    """The same site profile with two values: each rendered file holds its own value and not the other one."""
+    rendered = {}
+    for value in (0.8, 0.81):
+        plan_file = tmp_path / f"plan-{value}.json"
+        profile = {"site": {"base": "eagle3-topk1-v2", "flags": {"mem_fraction_static": value}}}
+        done = ansible(
+            "ansible-playbook", "-i", "inventories/production", "playbooks/plan.yml",
+            "-e", "@tests/fixtures/documented-box.json", "-e", f"plan_file={plan_file}",
+            "-e", json.dumps({"deployment_profile": "site", "deployment_profiles": profile}),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-3000:]
+        facts = json.loads((ROOT / "tests/fixtures/documented-box.json").read_text())
+        values = {
+            **facts, "deployment_plan": json.loads(plan_file.read_text()), "deployment_model_path": "/data/kimi-k2.5",
+            "deployment_draft_model_path": "/data/draft", "deployment_state_dir": "/var/lib/sglang-kimi",
+            "deployment_cache_dir": "/var/cache/sglang-kimi", "runbook_path": "/tmp/x", "sglang_release": {},
+            "__runbook_last_start": {}, "ansible_connection": "local", "ansible_become": False,
+            "ansible_python_interpreter": sys.executable,
+        }  # fmt: skip
+        values["deployment_host"].setdefault("os", {"pretty_name": "Ubuntu 24.04"})
+        (tmp_path / "values.json").write_text(json.dumps(values))
+        for name, source in {
+            "unit": "roles/sglang_service/templates/sglang.service.j2",
+            "handbook": "roles/runbook/templates/production.md.j2",
+        }.items():
+            target = tmp_path / f"{name}-{value}"
+            done = ansible(
+                "ansible", "localhost", "-m", "ansible.builtin.template", "-e", f"@{tmp_path / 'values.json'}",
+                "-a", f"src={ROOT / source} dest={target}",
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout + done.stderr
+            rendered[name, value] = target.read_text()
+    for name in ("unit", "handbook"):
+        assert "--mem-fraction-static 0.8 \\" in rendered[name, 0.8]
+        assert "0.81" not in rendered[name, 0.8]
+        assert "--mem-fraction-static 0.81 \\" in rendered[name, 0.81]

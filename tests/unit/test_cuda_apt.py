@@ -70,6 +70,7 @@ def test_nothing_to_do(root: Path) -> None:
     result = apt_guard.apply(wanted(root), check=False)
     assert result["changed"] is False and result["configured"] is True and result["diff"] == []
     assert result["packages"] == {"cuda-toolkit-13-0": "13.0.1-1", "nvidia-open": "590.48.01-1"}
+    assert result["residual"] == ["gone"]
 
 
 def test_duplicates_go_and_the_packages_own_entry_stays(root: Path) -> None:

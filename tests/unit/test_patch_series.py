@@ -392,6 +392,18 @@ def test_a_full_disk_is_met_before_the_first_rename(
     assert snapshot(tmp_path) == before
 
 
+def test_no_room_for_the_copies(series: ps.Series, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay_out(tmp_path)
+
+    def full(self: Any, path: str, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ps.Stage, "put", full)
+    with pytest.raises(ps.PatchError, match=r"the copies in .* \(No space left on device\).*Nothing was written"):
+        go(series, tmp_path)
+    assert holds(tmp_path)
+
+
 def test_a_series_that_does_not_fit_itself_writes_nothing(complete: dict[str, Any], tmp_path: Path) -> None:
     data = json.loads(json.dumps(complete))
     data["checksums"]["three"]["files"]["pkg/sub/b.py"][1]["resulting"] = "0" * 64
@@ -525,6 +537,18 @@ def test_port(tmp_path: Path, series: ps.Series, capsys: pytest.CaptureFixture[s
     assert ps.port(series, older)[1]["conflicts"] == [
         {"path": "pkg/sub/b.py", "hunk": "", "why": "the file does not exist"}
     ]
+
+
+def test_port_meets_what_earlier_patches_leave(tmp_path: Path) -> None:
+    """The second patch's context is the first one's change."""
+    first, second = edited(A, {"a5": "A5"}), edited(A, {"a5": "A5", "a6": "A6"})
+    patches = {"0-one.patch": diff("pkg/a.py", A, first), "1-two.patch": diff("pkg/a.py", first, second)}
+    data = definition(patches=definition()["patches"][:2])
+    series = ps.load_series(data, patches, checksums=False)
+    root = lay_out(tmp_path, version="0.9")
+    assert [item["result"] for item in ps.port(series, root)] == ["applies", "applies"]
+    (root / "pkg/a.py").write_text(edited(A, {"a4": "rewritten"}))
+    assert [item["result"] for item in ps.port(series, root)] == ["conflicts", "conflicts"]
 
 
 def test_port_tool(tmp_path: Path, complete: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

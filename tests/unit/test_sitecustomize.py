@@ -284,7 +284,7 @@ def test_old_content_is_put_back_when_the_interpreter_says_otherwise(box: Box) -
     """The hand-written part behaves differently when the file is really imported."""
     content = b"import sys\nif 'sitecustomize' in sys.modules:\n    raise RuntimeError\n"
     box.put(content)
-    with pytest.raises(sc.SitecustomizeError, match="imports no sitecustomize at all.*put back"):
+    with pytest.raises(sc.SitecustomizeError, match=r"imports no sitecustomize at all.*put back"):
         box.apply()
     assert box.file.read_bytes() == content
 
@@ -296,7 +296,7 @@ def test_unwritable_place(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(sc.SitecustomizeError, match="cannot be written .Read-only file system., expected a writable"):
+    with pytest.raises(sc.SitecustomizeError, match=r"cannot be written .Read-only file system., expected a writable"):
         box.apply()
     assert sorted(os.listdir(box.etc)) == ["sitecustomize.py"]
     assert box.file.read_bytes() == APPORT

@@ -249,7 +249,7 @@ def supervise(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             **found,
             "status": "failed",
             "message": f"{summary}, expected at least {options.min_bandwidth:g} GB/s. Look at width and generation "
-            f"of the PCIe links (`nvidia-smi -q`), at ACS, and at the NCCL settings. {ADVICE}",
+            f"of the links (`nvidia-smi -q`), at ACS, and at the NCCL settings.",
         }
     return {**found, "status": "ok", "message": f"{summary}."}
 
