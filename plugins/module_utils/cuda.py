@@ -142,35 +142,26 @@ def stanza(packages: Iterable[str], pin: str, priority: int, why: str) -> str:
     return f"Explanation: {why}\nPackage: {' '.join(packages)}\nPin: {pin}\nPin-Priority: {priority}\n"
 
 
-def preferences(system: str, repository: str, target: str, container: bool) -> str:
-    """APT's preferences beside the vendor's pinning package. The first record that fits a package decides."""
+def preferences(system: str, repository: str, target: str, container: bool, vendor: bool = True) -> str:
+    """APT's preferences beside the vendor's pinning package, or instead of it. The first record that fits a version of
+    a package decides, so the foreign sources come before the versions."""
     branch = branch_of(target)
     glob = f"{target}-*" if "." in target else f"{branch}.*"
-    origin = ARCHIVE_ORIGIN[system]
     parts = []
     if container:
         parts.append(stanza(KERNEL_PATTERNS, "version *", -1, "the kernel of this container belongs to its host"))
-    parts.append(
-        stanza(
-            [name for name in NO_DRIVER_PATTERNS if name != "nvidia-driver-pinning-*"],
-            "version *", 500, "not part of the driver",
-        )
-    )  # fmt: skip
-    others = "Pin them out" if repository == "nvidia" else "Pin it out"
+    harmless = [name for name in NO_DRIVER_PATTERNS if name != "nvidia-driver-pinning-*"]
+    parts.append(stanza(harmless, "version *", 500, "not part of the driver"))
+    why = "drivers come from one source"
+    foreign = f"o={ARCHIVE_ORIGIN[system]}" if repository == "nvidia" else f"l={NVIDIA_LABEL}"
+    for release in (foreign, "o=LP-PPA-graphics-drivers"):
+        parts.append(stanza(DRIVER_PATTERNS, f"release {release}", -1, why))
     if repository == "nvidia":
-        parts.append(stanza(FLOATING, f"version {glob}", 1000, "these carry the driver's version, too"))
-        parts.append(
-            stanza(DRIVER_PATTERNS, f"release o={origin}", -1, f"one source of drivers: NVIDIA's repository. {others}")
-        )
+        names, why = (FLOATING, "these carry the driver's version, too") if vendor else (DRIVER_PATTERNS, "the branch")
+        parts.append(stanza(names, f"version {glob}", 1000, why))
     else:
-        own = [f"*nvidia*-{branch}", f"*nvidia*-{branch}-*"]
-        parts.append(
-            stanza(DRIVER_PATTERNS, f"release l={NVIDIA_LABEL}", -1, f"one source of drivers: the archive. {others}")
-        )
-        parts.append(stanza(own, f"version {glob}", 1000, "a later branch can come under this branch's names"))
-    parts.append(
-        stanza(DRIVER_PATTERNS, "release o=LP-PPA-graphics-drivers", -1, "one source of drivers: no third one")
-    )
+        why = "a later branch can come under this branch's names"
+        parts.append(stanza([f"*nvidia*-{branch}", f"*nvidia*-{branch}-*"], f"version {glob}", 1000, why))
     return "\n".join(parts)
 
 
@@ -259,7 +250,7 @@ def plan(wanted: Mapping[str, Any], host: Mapping[str, Any], packages: Mapping[s
         drivers = list(wanted["driver_packages"]) or driver_packages(
             distribution, repository, branch_of(target), container
         )
-        if repository == "nvidia":
+        if repository == "nvidia" and wanted["vendor_pinning"]:
             pin_package = f"nvidia-driver-pinning-{target}"
         if wanted["persistenced"] and repository == "nvidia":
             drivers.append("nvidia-persistenced")
@@ -324,7 +315,7 @@ def plan(wanted: Mapping[str, Any], host: Mapping[str, Any], packages: Mapping[s
         "headers": headers,
         "changes": changes,
         "toolkit_moves": toolkit_moves,
-        "preferences": preferences(system, repository, target, container)
+        "preferences": preferences(system, repository, target, container, bool(wanted["vendor_pinning"]))
         if manage and not errors and distribution
         else "",
     }

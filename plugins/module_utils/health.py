@@ -395,7 +395,7 @@ def listening_inodes(addresses: Iterable[str], port: int, proc: Path = Path("/pr
             cells = row.split()
             if len(cells) < 10 or cells[3] != "0A":
                 continue
-            address, _, port_hex = cells[1].partition(":")
+            address, __, port_hex = cells[1].partition(":")
             if int(port_hex, 16) != port:
                 continue
             local = _decode_address(address)

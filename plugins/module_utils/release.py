@@ -3,11 +3,17 @@
 A release is ``<root>/releases/<id>/`` with a virtual environment and, written last, ``manifest.json``. The id is the
 hash of everything that determines the release, so a changed pin makes a new folder beside the one that serves, and
 nothing that runs is touched. A folder without a manifest is the rest of an interrupted build.
+
+Patches are part of a release: their texts are in its id, they are applied after the installation (in the tree of a step
+that installs from git, before it) and the checksums of the files that they touch are in the manifest.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import csv
+import errno
 import fcntl
 import hashlib
 import json
@@ -18,11 +24,16 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from .patch_series import PatchError, Series, Tree, load_series, sha256_of
 
 MANIFEST = "manifest.json"
 ID_LENGTH = 12
-STEP_KEYS = {"name", "requirements", "index_url", "extra_index_urls", "no_deps", "overrides"}
+STEP_KEYS = {"name", "requirements", "index_url", "extra_index_urls", "no_deps", "overrides", "git"}
+GIT_KEYS = {"package", "url", "ref", "commit", "subdirectory", "version"}
+# Links beside releases/, set by whoever switches the service; their targets are never pruned.
+LINKS = ("current", "last-good")
 # Variables of pip and uv that say how to reach an index; all others could change what is installed.
 _TRANSPORT = re.compile(
     r"(PIP|UV)_(CERT|CLIENT_CERT|PROXY|TRUSTED_HOST|DEFAULT_TIMEOUT|TIMEOUT|RETRIES|CACHE_DIR|NO_CACHE_DIR|NO_CACHE"
@@ -47,8 +58,99 @@ print("\\nCHECK" + json.dumps(found))
 """
 
 
+# Causes that pip, uv and git report in many words, and what to do about each.
+_CAUSES = (
+    ("space", r"No space left on device|os error 28|Errno 28|Disk quota exceeded"),
+    ("hash", r"(?i)hash(?:es)? mismatch|DO NOT MATCH THE HASHES|hashes are required|require.hashes|expected hash"),
+    (
+        "network",
+        r"(?i)dns error|name resolution|could not resolve|connection (?:refused|reset|closed|broken|aborted)|connect error"
+        r"|could not connect|failed to connect|error sending request|timed out|unreachable|max retries|NewConnectionError"
+        r"|IncompleteRead|incomplete message|unexpected (?:eof|disconnect)|RemoteDisconnected|request or response body",
+    ),
+)
+_REMEDIES = {
+    "hash": "What the source holds has another checksum than the requirement, expected the same bytes: either the source "
+    "changed or the pin is wrong. Find out which, then correct the source or run tools/lock_requirements.py. ",
+    "network": "A package source did not answer, expected it to. Look at the network, the proxy and the addresses in "
+    "sglang_steps and sglang_index_url, or install from a folder (sglang_find_links); then run again. ",
+}
+
+
 class ReleaseError(Exception):
-    """Says what was found, what was expected and what to do."""
+    """Says what was found, what was expected and what to do. ``cause`` is ``space``, ``hash``, ``network`` or empty."""
+
+    def __init__(self, message: str, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class Patching(NamedTuple):
+    """A series and those of its patches that a release carries, in their order."""
+
+    series: Series
+    ids: list[str]
+
+    @property
+    def package(self) -> str:
+        return _normal(self.series.distribution)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def load_patches(entries: Any) -> list[Patching]:
+    """The patches of a description: ``[{series, patches, definition, texts}]``, as the filter release_patches gives them.
+
+    ``definition`` is the content of series.yml, ``texts`` the patch files by name, ``patches`` ids or ``all``. Raises
+    ReleaseError for a patch file that is not the one that its series knows.
+    """
+    if not isinstance(entries or [], Sequence) or isinstance(entries, str):
+        raise ReleaseError(f"sglang_patches is a {type(entries).__name__}, expected a list of series")
+    found: list[Patching] = []
+    for number, entry in enumerate(entries or []):
+        where = f"sglang_patches[{number}]"
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("definition"), Mapping):
+            raise ReleaseError(f"{where} has no definition, expected what the filter release_patches makes of a series")
+        where += f" ({entry.get('series')})"
+        try:
+            series = load_series(entry["definition"], entry.get("texts") or {})
+        except PatchError as error:
+            raise ReleaseError(f"{where}: {error}") from error
+        wanted = entry.get("patches")
+        named = list(series.ids) if wanted in (None, "all") else _list(f"{where}.patches", wanted)
+        unknown = [name for name in named if name not in series.ids]
+        if unknown:
+            raise ReleaseError(
+                f"{where} names the patches {', '.join(unknown)}, expected all or some of {', '.join(series.ids)}"
+            )
+        ids = [name for name in series.ids if name in named]
+        for patch in series.patches:
+            missing = [name for name in patch.requires if name not in ids]
+            if patch.id in ids and missing:
+                raise ReleaseError(
+                    f"{where} has {patch.id} without {', '.join(missing)}, expected both: alone it does harm. Add the "
+                    "missing ones, or leave it out too."
+                )
+        patching = Patching(series, ids)
+        if patching.package in (earlier.package for earlier in found):
+            raise ReleaseError(f"{where} is a second series for {series.distribution}, expected one. Remove one.")
+        if ids:
+            found.append(patching)
+    return found
+
+
+def _canonical_patches(entries: Any) -> list[dict[str, Any]]:
+    """What of the patches determines a release: the texts, not the words about them."""
+    return [
+        {
+            "package": item.package,
+            "version": item.series.version,
+            "patches": [[patch.id, sha256_of(patch.text.encode())] for patch in item.series.patches if patch.id in item.ids],
+        }
+        for item in load_patches(entries)
+    ]
 
 
 def without_credentials(url: str) -> str:
@@ -88,9 +190,28 @@ def _flag(what: str, value: Any) -> bool:
     return value
 
 
+def _joined(lines: Sequence[str]) -> list[str]:
+    """Requirement lines without comments, those that end in a backslash joined with the next."""
+    found, open_line = [], ""
+    for line in "\n".join(lines).split("\n"):
+        text = _requirement(line)
+        if text.endswith("\\"):
+            open_line += text[:-1].strip() + " "
+        elif open_line or text:
+            found.append((open_line + text).strip())
+            open_line = ""
+    return [line for line in [*found, open_line.strip()] if line]
+
+
 def _requirements(what: str, value: Any) -> list[str]:
-    lines = [line for line in map(_requirement, _list(what, value)) if line]
+    lines = _joined(_list(what, value))
     for line in lines:
+        odd = [word for word in line.split()[1:] if word.startswith("--") and not re.match(r"--hash=sha\d+:\w+$", word)]
+        if odd and not line.startswith("-"):
+            raise ReleaseError(
+                f"{what} holds the option {odd[0].partition('=')[0]} behind {line.split()[0]}, expected at most "
+                "--hash=sha256:... there. Remove it."
+            )
         if line.startswith("-"):
             raise ReleaseError(
                 f"{what} holds the option {line.split()[0].partition('=')[0]}, expected requirements only. "
@@ -104,13 +225,48 @@ def _requirements(what: str, value: Any) -> list[str]:
     return lines
 
 
+def _git(what: str, value: Any) -> dict[str, str] | None:
+    """Where a step's source comes from: ``{package, url, ref, commit, subdirectory, version}``."""
+    if not value:
+        return None
+    if not isinstance(value, Mapping):
+        raise ReleaseError(f"{what} is a {type(value).__name__}, expected a dictionary with {', '.join(sorted(GIT_KEYS))}")
+    unknown = sorted(set(value) - GIT_KEYS)
+    if unknown:
+        raise ReleaseError(
+            f"{what} has the unknown keys {', '.join(unknown)}; expected some of {', '.join(sorted(GIT_KEYS))}"
+        )
+    found = {key: str(value.get(key) or "") for key in sorted(GIT_KEYS)}
+    if re.search(r"://(?!git@)[^/\s]*@", found["url"]):
+        raise ReleaseError(
+            f"{what}.url holds credentials, expected none: an address can be read in the process list. Use a key with "
+            "ssh, or git's credential helper."
+        )
+    if not found["url"] or found["url"].startswith("-"):
+        raise ReleaseError(f"{what}.url is {found['url']!r}, expected the address of a git repository")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/+-]*", found["ref"]):
+        raise ReleaseError(f"{what}.ref is {found['ref']!r}, expected a tag or a branch such as v0.5.9")
+    if not re.fullmatch(r"[0-9a-f]{7,40}", found["commit"]):
+        raise ReleaseError(
+            f"{what}.commit is {found['commit']!r}, expected 7 to 40 hexadecimal digits: a tag can be moved, a commit not"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", found["package"]):
+        raise ReleaseError(f"{what}.package is {found['package']!r}, expected the name of the package that it installs")
+    if found["subdirectory"].startswith("/") or ".." in found["subdirectory"].split("/"):
+        raise ReleaseError(f"{what}.subdirectory is {found['subdirectory']!r}, expected a folder inside of the repository")
+    if not found["version"] and re.match(r"v?\d", found["ref"]):
+        # The tree is patched, so what computes a version from git would call it a development version.
+        found["version"] = found["ref"].removeprefix("v")
+    return found
+
+
 def canonical_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Validate a release description and reduce it to what determines the release.
 
     ``spec`` holds ``python`` (absolute path of the base interpreter), ``steps`` (list of ``{name, requirements,
-    index_url, extra_index_urls, no_deps, overrides}``, installed in this order), and the defaults ``index_url``,
-    ``extra_index_urls``, ``find_links`` and ``offline``. Where packages come from is part of the id, since two
-    indexes may hold different builds of one version. Raises ReleaseError.
+    index_url, extra_index_urls, no_deps, overrides, git}``, installed in this order), the defaults ``index_url``,
+    ``extra_index_urls``, ``find_links`` and ``offline``, and ``patches`` (see load_patches). Where packages come from is
+    part of the id, since two indexes may hold different builds of one version. Raises ReleaseError.
     """
     python = str(spec.get("python") or "")
     if not python.startswith("/"):
@@ -140,7 +296,8 @@ def canonical_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
                 f"{where} has the unknown keys {', '.join(unknown)}; expected some of {', '.join(sorted(STEP_KEYS))}"
             )
         requirements = _requirements(f"{where}.requirements", step.get("requirements"))
-        if not requirements:
+        git = _git(f"{where}.git", step.get("git"))
+        if not requirements and not git:
             raise ReleaseError(f"{where} lists no requirements")
         extra = f"{where}.extra_index_urls"
         canonical_steps.append(
@@ -151,13 +308,17 @@ def canonical_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
                 "extra_index_urls": [_index(extra, url) for url in _list(extra, step.get("extra_index_urls"))],
                 "no_deps": _flag(f"{where}.no_deps", step.get("no_deps")),
                 "overrides": _requirements(f"{where}.overrides", step.get("overrides")),
+                # What is not used is not in the id, so that releases built earlier keep theirs.
+                **({"git": git} if git else {}),
             }
         )
     extra, find_links = "sglang_extra_index_urls", _list("sglang_find_links", spec.get("find_links"))
     for place in find_links:
         if "://" not in place and not place.startswith("/"):
             raise ReleaseError(f"sglang_find_links names {place!r}, expected an absolute path or an address")
+    patches = _canonical_patches(spec.get("patches"))
     return {
+        **({"patches": patches} if patches else {}),
         "python": python,
         "steps": canonical_steps,
         "index_url": _index("sglang_index_url", spec.get("index_url")),
@@ -182,8 +343,62 @@ def installed_packages(venv: Path) -> dict[str, str]:
     packages = {}
     for info in venv.glob("lib/python3*/site-packages/*.dist-info"):
         name, __, version = info.name.removesuffix(".dist-info").rpartition("-")
-        packages[re.sub(r"[-_.]+", "-", name).lower()] = version
+        packages[_normal(name)] = version
     return dict(sorted(packages.items()))
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        return sha256_of(path.read_bytes())
+    except OSError:
+        return None
+
+
+def changed_files(
+    venv: Path, patched: Mapping[str, Mapping[str, Any]], packages: Sequence[str]
+) -> list[dict[str, str | None]]:
+    """Files that are not as they were installed: ``[{package, file, expected, found}]`` with checksums.
+
+    ``patched`` are the manifest's ``files``. Beyond those, every Python file of ``packages`` is held against the
+    checksum in the package's own RECORD.
+    """
+    found: list[dict[str, str | None]] = []
+    wanted = {_normal(name) for name in packages}
+    for site in venv.glob("lib/python3*/site-packages"):
+        expected = {path: (str(entry["package"]), str(entry["sha256"])) for path, entry in patched.items()}
+        for info in site.glob("*.dist-info"):
+            name = _normal(info.name.removesuffix(".dist-info").rpartition("-")[0])
+            if name in wanted:
+                for path, checksum in _recorded(info / "RECORD"):
+                    expected.setdefault(path, (name, checksum))
+        for path, (name, checksum) in sorted(expected.items()):
+            now = _sha256(site / path)
+            if now != checksum:
+                found.append({"package": name, "file": str(site / path), "expected": checksum, "found": now})
+    return found
+
+
+def _recorded(record: Path) -> Iterator[tuple[str, str]]:
+    """Path and sha256 of every Python file that a RECORD names."""
+    try:
+        rows = list(csv.reader(record.read_text(encoding="utf-8").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return
+    for row in rows:
+        if len(row) >= 2 and row[0].endswith(".py") and row[1].startswith("sha256="):
+            digest = row[1].removeprefix("sha256=")
+            with contextlib.suppress(ValueError):
+                yield row[0], base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
+
+
+def explain_drift(found: Sequence[Mapping[str, str | None]]) -> str:
+    """The drift of a release in words, one line for each package or file; empty when there is none."""
+    lines = []
+    for entry in found:
+        now, then = entry["found"] or "absent", entry["expected"] or "absent"
+        what = f"{entry['file']} of {entry['package']}: sha256" if "file" in entry else f"{entry['package']}:"
+        lines.append(f"{what} {now}, expected {then}")
+    return "\n".join(lines)
 
 
 def drift(expected: Mapping[str, str], found: Mapping[str, str]) -> list[dict[str, str | None]]:

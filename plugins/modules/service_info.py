@@ -25,16 +25,16 @@ options:
   plan:
     description:
       - The plan that the service is meant to follow, as the filter P(gpuserve.sglang.launch_plan#filter) returns it.
-        RV(reasons) then says whether and why it must be started or restarted, and diff mode shows the running command
-        line and environment against the planned ones.
+        RV(reasons) then says whether and why it must be started or restarted, and RV(difference) compares the running
+        command line and environment with the planned ones.
     type: dict
 attributes:
   check_mode:
     description: Reads in check mode as well.
     support: full
   diff_mode:
-    description: With O(plan), what runs against what is planned.
-    support: full
+    description: Changes nothing, so there is no difference to show; RV(difference) is a return value.
+    support: none
 """
 
 EXAMPLES = r"""
@@ -91,6 +91,10 @@ reasons:
   type: list
   elements: str
   returned: with O(plan)
+difference:
+  description: Command line and environment of the process against those of O(plan), as a unified diff; empty when equal.
+  type: str
+  returned: with O(plan)
 newer:
   description: Those of O(newer) that changed after the process started.
   type: list
@@ -108,7 +112,7 @@ unit:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuserve.sglang.plugins.module_utils.service import (
-    as_text,
+    difference,
     read_service,
     start_reasons,
 )
@@ -133,10 +137,7 @@ def main() -> None:
                 msg=f"plan has no {', '.join(missing)}; expected a plan as the filter launch_plan returns it"
             )
         result["reasons"] = start_reasons(result, plan["process_hash"])
-        before, after = as_text(result["command"], result["environment"]), as_text(plan["command"], wanted)
-        if module._diff and before != after:
-            header = f"{module.params['unit']} (running)" if result["main_pid"] else "nothing runs"
-            result["diff"] = {"before": before, "after": after, "before_header": header, "after_header": "planned"}
+        result["difference"] = difference(result["command"], result["environment"], plan["command"], wanted)
     module.exit_json(**result)
 
 

@@ -35,7 +35,8 @@ def test_plan_against_what_runs(box: Box) -> None:
     assert "Restart: no, the running process follows this plan." in same.stdout
     other = box.play("playbooks/plan.yml", "--diff", deployment_overrides={"max_running_requests": 4})
     assert "Restart: yes, the running process follows another plan" in other.stdout
-    assert "---max-running-requests 8" in other.stdout.replace("\r", "")
+    assert "What runs is what is planned." in same.stdout
+    assert "---max-running-requests 8" in other.stdout
     assert "+--max-running-requests 4" in other.stdout
     assert other.changed == []
     assert box.main_pid == pid > 0

@@ -14,6 +14,7 @@ WANTED: dict[str, Any] = {
     "driver_branch": "590",
     "driver_version": "",
     "driver_packages": [],
+    "vendor_pinning": True,
     "persistenced": True,
     "container": "auto",
     "toolkit_package": "cuda-toolkit-13-0",
@@ -206,19 +207,41 @@ def test_the_archives_driver() -> None:
     assert "Pin: version 590.*\nPin-Priority: 1000" in result["preferences"]
 
 
-def test_the_first_record_that_fits_decides() -> None:
-    text = cuda.preferences("ubuntu", "nvidia", "590.48.01", container=False)
-    records = [dict(line.split(": ", 1) for line in part.splitlines()) for part in text.strip().split("\n\n")]
-    first = next(r for r in records if cuda.matches("nvidia-persistenced", r["Package"].split()))
-    assert (first["Pin"], first["Pin-Priority"]) == ("version 590.48.01-*", "1000")
-    tool = next(r for r in records if cuda.matches("nvidia-container-toolkit", r["Package"].split()))
-    assert tool["Pin-Priority"] == "500"
-    other = next(r for r in records if cuda.matches("libnvidia-compute", r["Package"].split()))
-    assert (other["Pin"], other["Pin-Priority"]) == ("release o=Ubuntu", "-1")
+def records(text: str) -> list[tuple[list[str], str, int]]:
+    """(name patterns, pin, priority) of each record, in order."""
+    found = [dict(line.split(": ", 1) for line in part.splitlines()) for part in text.strip().split("\n\n")]
+    return [(record["Package"].split(), record["Pin"], int(record["Pin-Priority"])) for record in found]
+
+
+def fitting(text: str, name: str) -> list[tuple[str, int]]:
+    return [(pin, priority) for patterns, pin, priority in records(text) if cuda.matches(name, patterns)]
+
+
+@pytest.mark.parametrize("vendor", [True, False])
+def test_foreign_sources_come_before_versions(vendor: bool) -> None:
+    """APT takes the first record that fits a version: the archive's 590.48.01 must not pass for NVIDIA's."""
+    text = cuda.preferences("ubuntu", "nvidia", "590.48.01", container=False, vendor=vendor)
+    foreign = [("release o=Ubuntu", -1), ("release o=LP-PPA-graphics-drivers", -1)]
+    own = ("version 590.48.01-*", 1000)
+    assert fitting(text, "nvidia-persistenced") == [*foreign, own]
+    assert fitting(text, "libnvidia-compute") == (foreign if vendor else [*foreign, own])
+    assert fitting(text, "nvidia-container-toolkit")[0] == ("version *", 500)
     # The vendor's pinning package itself must stay installable from the vendor.
-    assert all(
-        r["Pin"] != "version *" for r in records if cuda.matches("nvidia-driver-pinning-590", r["Package"].split())
-    )
+    assert ("version *", 500) not in fitting(text, "nvidia-driver-pinning-590")
+
+
+def test_pins_of_a_container_and_of_the_archive() -> None:
+    text = cuda.preferences("debian", "nvidia", "590", container=True)
+    assert fitting(text, "nvidia-kernel-open-dkms")[0] == ("version *", -1)
+    assert fitting(text, "nvidia-persistenced")[-1] == ("version 590.*", 1000)
+    text = cuda.preferences("ubuntu", "ubuntu", "590", container=False)
+    assert fitting(text, "libnvidia-compute-590")[0] == ("release l=NVIDIA CUDA", -1)
+    assert fitting(text, "nvidia-dkms-590-open")[-1] == ("version 590.*", 1000)
+
+
+def test_without_the_vendors_pinning_package() -> None:
+    result = plan(host(), vendor_pinning=False)
+    assert result["pin_package"] is None and "nvidia-open" in result["packages"]
 
 
 def test_secure_boot_is_warned_of() -> None:
