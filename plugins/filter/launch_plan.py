@@ -171,6 +171,11 @@ _value:
     hash:
       description: SHA-256 over command, environment and unit; equal plans have equal hashes.
       type: str
+    process_hash:
+      description:
+        - SHA-256 over what a process gets when it starts (command, environment, user, working directory, memory lock). Only a
+          change of this one asks for a restart.
+      type: str
     engine_version:
       description: Version of SGLang.
       type: str

@@ -38,13 +38,12 @@ LINKS = ("current", "last-good")
 _TRANSPORT = re.compile(
     r"(PIP|UV)_(CERT|CLIENT_CERT|PROXY|TRUSTED_HOST|DEFAULT_TIMEOUT|TIMEOUT|RETRIES|CACHE_DIR|NO_CACHE_DIR|NO_CACHE"
     r"|CONFIG_FILE|INDEX_URL|DEFAULT_INDEX|HTTP_TIMEOUT|HTTP_RETRIES|NATIVE_TLS|SYSTEM_CERTS|INSECURE_HOST|LINK_MODE"
-    r"|CONCURRENT_\w+)"
+    r"|CONCURRENT_\w+)|GIT_(SSL_CAINFO|SSL_CAPATH|SSH|SSH_COMMAND|ASKPASS|PROXY_COMMAND)"
 )
 
 # What is asked of the finished environment, by its own interpreter: imports, the CUDA that torch was built for.
 _CHECK = """
 import importlib, json, sys
-sys.path[:] = [path for path in sys.path if path]
 found = {"python_version": "%d.%d.%d" % sys.version_info[:3], "imports": {}, "torch_cuda": None}
 for name in json.loads(sys.argv[1]):
     try:
@@ -147,7 +146,9 @@ def _canonical_patches(entries: Any) -> list[dict[str, Any]]:
         {
             "package": item.package,
             "version": item.series.version,
-            "patches": [[patch.id, sha256_of(patch.text.encode())] for patch in item.series.patches if patch.id in item.ids],
+            "patches": [
+                [patch.id, sha256_of(patch.text.encode())] for patch in item.series.patches if patch.id in item.ids
+            ],
         }
         for item in load_patches(entries)
     ]
@@ -230,7 +231,9 @@ def _git(what: str, value: Any) -> dict[str, str] | None:
     if not value:
         return None
     if not isinstance(value, Mapping):
-        raise ReleaseError(f"{what} is a {type(value).__name__}, expected a dictionary with {', '.join(sorted(GIT_KEYS))}")
+        raise ReleaseError(
+            f"{what} is a {type(value).__name__}, expected a dictionary with {', '.join(sorted(GIT_KEYS))}"
+        )
     unknown = sorted(set(value) - GIT_KEYS)
     if unknown:
         raise ReleaseError(
@@ -253,7 +256,9 @@ def _git(what: str, value: Any) -> dict[str, str] | None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", found["package"]):
         raise ReleaseError(f"{what}.package is {found['package']!r}, expected the name of the package that it installs")
     if found["subdirectory"].startswith("/") or ".." in found["subdirectory"].split("/"):
-        raise ReleaseError(f"{what}.subdirectory is {found['subdirectory']!r}, expected a folder inside of the repository")
+        raise ReleaseError(
+            f"{what}.subdirectory is {found['subdirectory']!r}, expected a folder inside of the repository"
+        )
     if not found["version"] and re.match(r"v?\d", found["ref"]):
         # The tree is patched, so what computes a version from git would call it a development version.
         found["version"] = found["ref"].removeprefix("v")
@@ -427,6 +432,11 @@ class ReleaseBuilder:
     ``min_free_bytes`` is what the file system must have free before a build starts. ``imports`` are module names that
     must import in the finished environment, ``torch_cuda`` the CUDA version that its torch must report ("" = a build
     without CUDA, None = not asked), ``environment`` extra variables for that check.
+
+    ``guard`` names packages whose Python files are held against their RECORD, besides those that are patched or come from
+    git. ``keep`` is the number of releases that stay after a build (None = all); what runs, what a link or a unit below
+    ``units`` names, and this release stay in any case. ``caches`` are folders with one subfolder for each release, which
+    goes with it.
     """
 
     def __init__(
@@ -440,7 +450,14 @@ class ReleaseBuilder:
         imports: Sequence[str] = (),
         torch_cuda: str | None = None,
         environment: Mapping[str, str] | None = None,
+        guard: Sequence[str] = (),
+        keep: int | None = None,
+        caches: Sequence[Path] = (),
+        units: Path = Path("/etc/systemd/system"),
+        proc: Path = Path("/proc"),
     ) -> None:
+        if keep is not None and keep < 1:
+            raise ReleaseError(f"sglang_keep_releases is {keep}, expected 1 or more: the new release is one of them")
         self.spec = spec
         self.canonical = canonical_spec(spec)
         self.id = release_id(spec)
@@ -455,6 +472,17 @@ class ReleaseBuilder:
         self._torch_cuda = torch_cuda
         self._environment = dict(environment or {})
         self._manifest: dict[str, Any] | None = None
+        self.root = root
+        self.pruned: list[str] = []
+        self._patches = load_patches(spec.get("patches"))
+        sources = [step["git"]["package"] for step in self.canonical["steps"] if "git" in step]
+        self._guard = sorted({_normal(name) for name in [*guard, *sources, *(item.package for item in self._patches)]})
+        self._keep = keep
+        self._caches = list(caches)
+        self._units = units
+        self._proc = proc
+        self._lock: int | None = None
+        self._commits: dict[str, str] = {}
 
     # -- what is there ---------------------------------------------------------------------------------------------
 
@@ -466,8 +494,15 @@ class ReleaseBuilder:
         manifest = read_manifest(self.path)
         if manifest is None:
             return ("incomplete" if self.path.exists() else "absent"), []
-        found = drift(manifest.get("packages", {}), installed_packages(self.venv))
+        found = self._found(manifest)
         return ("drifted" if found or not self.python.exists() else "present"), found
+
+    def _found(self, manifest: Mapping[str, Any]) -> list[dict[str, str | None]]:
+        """The drift of packages, then of files; those of a package that has another version are its own."""
+        found = drift(manifest.get("packages", {}), installed_packages(self.venv))
+        other = {entry["package"] for entry in found}
+        files = changed_files(self.venv, manifest.get("files", {}), self._guard)
+        return [*found, *(entry for entry in files if entry["package"] not in other)]
 
     # -- building --------------------------------------------------------------------------------------------------
 
@@ -483,37 +518,80 @@ class ReleaseBuilder:
                     f"another play builds a release below {self.releases}; expected to be alone. "
                     "Wait for it to end and run this one again."
                 ) from None
-            yield
+            # Installers inherit the lock: what a killed play left running goes on writing, and must be waited for.
+            self._lock = handle.fileno()
+            try:
+                yield
+            finally:
+                self._lock = None
 
     def ensure(self) -> dict[str, Any]:
         """Build or repair the release and return its manifest. An interrupted or failed build leaves no manifest."""
         self._check_sources()
-        with self.lock():
-            state, found = self.state()
-            # The manifest stays until the repair is done: a release that may be serving is never taken for the rest
-            # of an interrupted build.
-            self._manifest = read_manifest(self.path) if state == "drifted" else None
-            if state == "incomplete":
-                shutil.rmtree(self.path)
-            self._check_disk()
-            if not self.python.exists():
-                self._make_venv()
-            if any(entry["package"] == "pip" for entry in found):
-                self._restore_pip()
-            tool = self._bootstrap_installer()
-            self._check_overrides(tool[0])
-            self._remove_extraneous(tool)
+        try:
+            with self.lock():
+                return self._ensure()
+        except OSError as error:
+            cause = "space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            raise self._failure(f"could not write release {self.id}: {error}", cause) from error
+
+    def _ensure(self) -> dict[str, Any]:
+        state, found = self.state()
+        # The manifest stays until the repair is done: a release that may be serving is never taken for the rest
+        # of an interrupted build.
+        self._manifest = read_manifest(self.path) if state == "drifted" else None
+        if state == "incomplete":
+            shutil.rmtree(self.path)
+        self._check_disk()
+        try:
+            return self._build(found)
+        except (ReleaseError, OSError) as error:
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if self._manifest is None and (full or (isinstance(error, ReleaseError) and error.cause == "space")):
+                # The file system may be the one that the running server writes to.
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
+
+    def _build(self, found: Sequence[Mapping[str, str | None]]) -> dict[str, Any]:
+        if not self.python.exists():
+            self._make_venv()
+        if any(entry["package"] == "pip" for entry in found):
+            self._restore_pip()
+        tool = self._bootstrap_installer()
+        self._check_overrides(tool[0])
+        self._remove_extraneous(tool)
+        damaged = self._damaged(found)
+        self._uninstall(tool, damaged)
+        for step in self.spec["steps"]:
+            self._install_step(tool, step, damaged)
+        if damaged := self._damaged(changed_files(self.venv, {}, self._guard) if self._manifest is None else []):
+            # uv links files from its cache: one that was edited in place in another release is damaged there too.
+            self._uninstall(tool, damaged)
             for step in self.spec["steps"]:
-                self._install(tool, step)
-            self._put_back(tool)
-            return self._finish(tool[0])
+                self._install_step(tool, step, damaged)
+        self._put_back(tool)
+        files = self._patch_installed()
+        left = self._found({**self._manifest, "files": files}) if self._manifest else []
+        left = left or changed_files(self.venv, files, self._guard)
+        if left:
+            raise ReleaseError(
+                f"after its {'repair' if self._manifest else 'installation'} {self.path} still holds something else than "
+                f"it should:\n{explain_drift(left)}\nMake the sources hold what is expected, or stop what serves from it, "
+                "delete the folder and run again."
+            )
+        manifest = self._finish(tool[0], files)
+        self._prune()
+        return manifest
 
     def _check_disk(self) -> None:
+        if shutil.disk_usage(self.releases).free < self._min_free_bytes:
+            self._prune()
         free = shutil.disk_usage(self.releases).free
         if free < self._min_free_bytes:
             raise ReleaseError(
                 f"{self.releases} has {free / 1e9:.1f} GB free, expected at least {self._min_free_bytes / 1e9:.1f} GB "
-                "for a release (sglang_min_free_gb). Remove old releases or set sglang_root to a larger file system."
+                "for a release (sglang_min_free_gb). Remove old releases or set sglang_root to a larger file system.",
+                "space",
             )
 
     def _check_sources(self) -> None:
@@ -528,6 +606,14 @@ class ReleaseBuilder:
                     f"sglang_find_links names {folder}, which is no folder on this host; expected a folder of wheels. "
                     "Copy the wheels there or correct the variable."
                 )
+        needs = [step["name"] for step in self.canonical["steps"] if "git" in step] or [
+            p.package for p in self._patches
+        ]
+        if needs and shutil.which("git") is None:
+            raise ReleaseError(
+                f"git was not found, expected it in PATH for {', '.join(needs)}. Install the package git "
+                "(sglang_system_packages)."
+            )
 
     def _make_venv(self) -> None:
         python = self.canonical["python"]
@@ -581,16 +667,98 @@ class ReleaseBuilder:
                     "expected uv. Make it available from the same package source and set sglang_installer to auto or uv."
                 )
 
-    def _install(self, tool: tuple[str, list[str]], step: Mapping[str, Any]) -> None:
+    def _install_step(self, tool: tuple[str, list[str]], step: Mapping[str, Any], damaged: Sequence[str]) -> None:
+        """Install a step; one that comes from git only where its package is missing or another one."""
+        (git,) = [entry.get("git") for entry in self.canonical["steps"] if entry["name"] == step["name"]]
+        if git is None:
+            self._install(tool, step)
+            return
+        package = _normal(git["package"])
+        tree = self._checkout(str(step["name"]), git)
+        expected = (self._manifest or {}).get("packages", {}).get(package)
+        source = [f"{git['package']} @ {(tree / git['subdirectory']).as_uri()}"]
+        if self._manifest and package not in damaged and installed_packages(self.venv).get(package) == expected:
+            source = []
+        if lines := [*source, *(step.get("requirements") or [])]:
+            version = {"SETUPTOOLS_SCM_PRETEND_VERSION": git["version"]} if git["version"] else {}
+            self._install(tool, {**step, "requirements": lines}, version, package if source else "")
+
+    def _checkout(self, name: str, git: Mapping[str, str]) -> Path:
+        """The patched tree of a step at its commit: fetched, or what an earlier run fetched, without what was changed."""
+        folder = self.path / "source" / name
+        purpose = f"fetch {git['ref']} from {git['url']} for the step '{name}'"
+        run = ["git", "-c", "core.autocrlf=false", "-c", "advice.detachedHead=false", "-C", str(folder)]
+        quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+        if (folder / ".git" / "HEAD").is_file():
+            self._run([*run, "checkout", "--quiet", "--force", "HEAD"], purpose, quiet)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            self._run([*run, "init", "--quiet"], purpose, quiet)
+            fetch = ["fetch", "--quiet", "--depth=1", "--no-tags", "--end-of-options", git["url"], git["ref"]]
+            self._run([*run, *fetch], purpose, quiet)
+            self._run([*run, "checkout", "--quiet", "--detach", "FETCH_HEAD"], purpose, quiet)
+        self._run([*run, "clean", "--quiet", "-ffdx"], purpose, quiet)
+        commit = self._run([*run, "rev-parse", "HEAD"], purpose, quiet).strip()
+        if not commit.startswith(git["commit"]):
+            raise ReleaseError(
+                f"{git['ref']} of {git['url']} is commit {commit}, expected {git['commit']} (git.commit of the step "
+                f"{name}). Nothing was installed from it. The ref was moved or the variable is wrong: look what changed "
+                "upstream before you correct it."
+            )
+        self._commits[name] = commit
+        for item in self._patches:
+            base = folder / item.series.layouts["git"]
+            if (base / item.series.package / "__init__.py").is_file():
+                self._patch(item, folder, "git")
+        return folder
+
+    def _patch(self, item: Patching, root: Path, layout: str) -> tuple[Tree, list[str]]:
+        """Make a tree carry exactly the wanted patches; the tree, and the files that changed."""
+        try:
+            tree = Tree(item.series, root, layout)
+            changes = tree.change("applied", item.ids)
+            tree.write(changes)
+        except PatchError as error:
+            raise ReleaseError(f"could not patch {item.series.distribution} of release {self.id}: {error}") from error
+        return tree, [str(tree.base / path) for path in changes]
+
+    def _patch_installed(self) -> dict[str, dict[str, Any]]:
+        """Patch the installed packages; the manifest's ``files``: every touched file with its checksum."""
+        files: dict[str, dict[str, Any]] = {}
+        changed: list[str] = []
+        for item in self._patches:
+            (site,) = sorted(self.venv.glob("lib/python3*/site-packages"))[:1]
+            tree, written = self._patch(item, site, "site-packages")
+            changed += written
+            for path in tree.series.files:
+                content = tree.content[path]
+                if content is not None and tree.series.touching(path) & set(item.ids):
+                    carried = [name for name in item.ids if name in (tree.carried[path] or ())]
+                    files[path] = {"package": item.package, "sha256": sha256_of(content), "patches": carried}
+        if changed:
+            self._run([str(self.python), "-m", "compileall", "-q", "-f", *changed], "compile what was patched", {})
+        return files
+
+    def _install(
+        self,
+        tool: tuple[str, list[str]],
+        step: Mapping[str, Any],
+        extra: Mapping[str, str] | None = None,
+        rebuilt: str = "",
+    ) -> None:
         kind, command = tool
         requirements = self.path / f"requirements-{step['name']}.txt"
-        lines = [line for line in map(_requirement, step["requirements"]) if line]
+        lines = _joined(step["requirements"])
         requirements.write_text("\n".join(lines) + "\n")
         arguments = [*command, "install", "--quiet", *self._source_arguments(), f"--requirement={requirements}"]
         if step.get("no_deps"):
             arguments.append("--no-deps")
-        overrides = [line for line in map(_requirement, step.get("overrides") or []) if line]
-        environment = self._source_environment(step, kind.upper())
+        if all("--hash=" in line for line in lines):
+            # A lock file: what it does not name must not come.
+            arguments.append("--require-hashes")
+        overrides = _joined(step.get("overrides") or [])
+        environment = {**self._source_environment(step, kind.upper()), **(extra or {})}
         if kind == "uv":
             arguments.append(f"--python={self.python}")
             # Several indexes may hold the same name: take the best version of all, as pip does.
@@ -599,6 +767,8 @@ class ReleaseBuilder:
             environment["UV_NO_CONFIG"] = "1"
             # The service's user cannot write here: without bytecode each start would compile everything again.
             environment["UV_COMPILE_BYTECODE"] = "1"
+            if rebuilt:
+                arguments += [f"--refresh-package={rebuilt}", f"--reinstall-package={rebuilt}"]
             if overrides:
                 file = self.path / f"overrides-{step['name']}.txt"
                 file.write_text("\n".join(overrides) + "\n")
@@ -609,6 +779,21 @@ class ReleaseBuilder:
 
     def _drift(self) -> list[dict[str, str | None]]:
         return drift(self._manifest.get("packages", {}), installed_packages(self.venv)) if self._manifest else []
+
+    @staticmethod
+    def _damaged(found: Sequence[Mapping[str, str | None]]) -> list[str]:
+        """The packages with changed files: they are installed anew."""
+        return sorted({str(entry["package"]) for entry in found if "file" in entry})
+
+    def _uninstall(self, tool: tuple[str, list[str]], names: Sequence[str]) -> None:
+        if not names:
+            return
+        kind, command = tool
+        if kind == "uv":
+            # A file that was edited in place is a link to uv's cache, where the next installation would find it again.
+            self._run([command[0], "cache", "clean", "--quiet", *names], "clean the cache", {})
+        where = [f"--python={self.python}"] if kind == "uv" else ["--yes"]
+        self._run([*command, "uninstall", "--quiet", *where, *names], "remove changed packages", {})
 
     def _restore_pip(self) -> None:
         """pip comes with the interpreter, not from the sources, which may not have it."""
@@ -642,7 +827,7 @@ class ReleaseBuilder:
                 f"{listed}. Make the sources hold them, or stop what serves from it, delete the folder and run again."
             )
 
-    def _finish(self, tool: str) -> dict[str, Any]:
+    def _finish(self, tool: str, files: Mapping[str, Any]) -> dict[str, Any]:
         checked = self.check()
         manifest = {
             "id": self.id,
@@ -650,6 +835,9 @@ class ReleaseBuilder:
             "installer": tool,
             "built_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "packages": installed_packages(self.venv),
+            "patches": [name for item in self._patches for name in item.ids],
+            "files": dict(files),
+            "commits": {**(self._manifest or {}).get("commits", {}), **self._commits},
             **checked,
         }
         temporary = self.path / (MANIFEST + ".new")
@@ -657,10 +845,61 @@ class ReleaseBuilder:
         temporary.replace(self.path / MANIFEST)
         return manifest
 
+    # -- old releases ----------------------------------------------------------------------------------------------
+
+    def kept(self) -> dict[str, str]:
+        """Ids of releases that must stay, each with the reason."""
+        folder = re.escape(str(self.releases)) + "|" + re.escape(str(self.releases.resolve()))
+        named = re.compile(f"(?:{folder})/([0-9a-f]{{{ID_LENGTH}}})(?![0-9a-f])".encode())
+        found: dict[str, str] = {}
+        for unit in self._units.glob("*.service"):
+            with contextlib.suppress(OSError):
+                found.update({name.decode(): f"named in {unit}" for name in named.findall(unit.read_bytes())})
+        for process in self._proc.glob("[0-9]*"):
+            for part in ("cmdline", "environ", "maps"):
+                with contextlib.suppress(OSError):
+                    found.update(
+                        {
+                            name.decode(): f"used by process {process.name}"
+                            for name in named.findall((process / part).read_bytes())
+                        }
+                    )
+        for link in LINKS:
+            target = (self.root / link).resolve()
+            if target.parent == self.releases.resolve():
+                found[target.name] = f"target of {self.root / link}"
+        found[self.id] = "wanted"
+        return found
+
+    def _prune(self) -> None:
+        """Remove all but the newest ``keep`` releases and the rests of interrupted builds."""
+        if self._keep is None:
+            return
+        stay = self.kept()
+        folders = [path for path in self.releases.glob("*") if re.fullmatch(f"[0-9a-f]{{{ID_LENGTH}}}", path.name)]
+        times: dict[str, str] = {}
+        for path in folders:
+            if (manifest := read_manifest(path)) is not None:
+                times[path.name] = str(manifest.get("built_at") or "")
+        others = sorted((name for name in times if name != self.id), key=lambda name: times[name], reverse=True)
+        stay.update(dict.fromkeys(others[: self._keep - 1], "recent"))
+        for path in folders:
+            if path.name not in stay:
+                # Without its manifest a folder is the rest of something, also when this is interrupted.
+                (path / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(path)
+                for cache in self._caches:
+                    shutil.rmtree(cache / path.name, ignore_errors=True)
+                self.pruned.append(path.name)
+
     def check(self) -> dict[str, Any]:
         """Import what must import and compare torch's CUDA; ``{python_version, torch_cuda}``. Raises ReleaseError."""
         imports = list(dict.fromkeys([*self._imports, *([] if self._torch_cuda is None else ["torch"])]))
-        done = self._run([str(self.python), "-c", _CHECK, json.dumps(imports)], "check the imports", self._environment)
+        # What an import starts and leaves behind must not hold the lock.
+        lock, self._lock = self._lock, None
+        command = [str(self.python), "-c", _CHECK, json.dumps(imports)]
+        done = self._run(command, "check the imports", self._environment)
+        self._lock = lock
         lines = [line for line in done.splitlines() if line.startswith("CHECK")]
         if not lines:
             raise ReleaseError(f"the import check of {self.path} printed no result:\n{_scrub(done)[-1500:]}")
@@ -680,13 +919,32 @@ class ReleaseBuilder:
             )
         return found
 
+    def _failure(self, what: str, cause: str) -> ReleaseError:
+        after = (
+            "The release keeps its manifest; the next run repairs it again"
+            if self._manifest
+            else ("The release that serves is untouched; the next run starts over")
+        )
+        remedy = _REMEDIES.get(cause, "")
+        if cause == "space":
+            try:
+                free = f"{shutil.disk_usage(self.releases).free / 1e9:.1f} GB"
+            except OSError:
+                free = "nothing"
+            remedy = (
+                f"The file system of {self.releases} or of a cache is full ({free} free there), expected room for a "
+                "release. Remove something, raise sglang_min_free_gb, and run again. "
+            )
+        head, separator, said = what.partition("\n")
+        return ReleaseError(f"{head}. {after}. {remedy}{'What it said:' if said else ''}{separator}{said}", cause)
+
     def _run(self, command: Sequence[str], purpose: str, environment: Mapping[str, str]) -> str:
         # Neither this process's settings of pip, uv and Python nor its folder may decide what a release holds.
         inherited = {
             name: value
             for name, value in os.environ.items()
             if name not in ("PYTHONPATH", "PYTHONHOME")
-            and (not name.startswith(("PIP_", "UV_")) or _TRANSPORT.fullmatch(name))
+            and (not name.startswith(("PIP_", "UV_", "GIT_")) or _TRANSPORT.fullmatch(name))
         }
         try:
             done = subprocess.run(
@@ -698,20 +956,16 @@ class ReleaseBuilder:
                 cwd="/",
                 env={**inherited, "LC_ALL": "C.UTF-8", **environment},
                 stdin=subprocess.DEVNULL,
+                pass_fds=[] if self._lock is None else [self._lock],
             )
         except OSError as error:
             raise ReleaseError(f"could not {purpose} of release {self.id}: {error}") from error
         if done.returncode != 0:
             # First the passwords, then the cut: half an address would not be recognised.
             output = _scrub(done.stderr.strip() or done.stdout.strip())[-2500:]
-            after = (
-                "The release keeps its manifest; the next run repairs it again"
-                if self._manifest
-                else ("The release that serves is untouched; the next run starts over")
-            )
-            raise ReleaseError(
-                f"could not {purpose} of release {self.id} (status {done.returncode}). {after}. What it said:\n{output}"
-            )
+            cause = next((name for name, words in _CAUSES if re.search(words, done.stderr + done.stdout)), "")
+            what = f"could not {purpose} of release {self.id} (status {done.returncode})"
+            raise self._failure(f"{what}\n{output}", cause)
         return done.stdout
 
 

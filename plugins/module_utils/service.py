@@ -61,15 +61,33 @@ def start_reasons(now: Mapping[str, Any], plan_hash: str) -> list[str]:
     return reasons
 
 
-def _settings(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """A command line and its environment, one setting a line."""
-    lines: list[list[str]] = [[]]
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """A command line without the values of options that hold a secret, in the next word or after an equals sign."""
+    shown: list[str] = []
+    secret_next = False
     for word in command:
+        name, equals, _value = word.partition("=")
+        # Asked with a harmless value, since a secret may hold what ends a word in running text.
+        secret = name.startswith("--") and scrub(f"{name} x") != f"{name} x"
+        if secret_next and not secret:
+            shown.append("***")
+        elif secret and equals:
+            shown.append(f"{name}=***")
+        else:
+            shown.append(scrub(word))
+        secret_next = secret and not equals
+    return shown
+
+
+def _settings(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """A command line and its environment, one setting a line and without secrets."""
+    lines: list[list[str]] = [[]]
+    for word in without_secrets(command):
         if word.startswith("--") and lines[-1]:
             lines.append([])
         lines[-1].append(word)
     options = [" ".join(line) for line in lines if line]
-    return [*options, *(f"{name}={value}" for name, value in sorted(environment.items()))]
+    return [*options, *(scrub(f"{name}={value}") for name, value in sorted(environment.items()))]
 
 
 def difference(
@@ -79,7 +97,7 @@ def difference(
     return "\n".join(
         difflib.unified_diff(
             _settings(command, environment),
-            _settings([scrub(word) for word in wanted], wanted_environment),
+            _settings(wanted, wanted_environment),
             "running",
             "planned",
             n=0,

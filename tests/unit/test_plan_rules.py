@@ -385,9 +385,9 @@ CASES = [
         "secret",
         {"extra_args": {"--api-key": "hunter2"}},
         "deployment_extra_args.--api-key",
-        ("gateway", "command line"),
+        ("authentication in front", "command line"),
     ),
-    Case("secret", {"extra_args": {"admin_api_key": "hunter2"}}, "deployment_extra_args.admin_api_key", ("gateway",)),
+    Case("secret", {"extra_args": {"admin_api_key": "hunter2"}}, "deployment_extra_args.admin_api_key", ("authentication in front",)),
     Case(
         "secret",
         {"extra_args": {"weight_version": "hf_" + "a" * 30}},

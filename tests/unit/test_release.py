@@ -625,9 +625,9 @@ def test_what_was_changed_by_hand_is_put_back(release: ReleaseBuilder) -> None:
     kept = []
     run = release._run
 
-    def watched(command: Any, purpose: str, environment: Any) -> str:
+    def watched(*arguments: Any, **options: Any) -> str:
         kept.append(read_manifest(release.path) == before)
-        return run(command, purpose, environment)
+        return run(*arguments, **options)
 
     release._run = watched  # type: ignore[method-assign]
     manifest = release.ensure()

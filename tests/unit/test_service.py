@@ -14,7 +14,7 @@ import yaml
 from ansible_collections.gpuserve.sglang.plugins.module_utils.health import CommandResult
 from ansible_collections.gpuserve.sglang.plugins.module_utils.service import (
     PLAN_VARIABLE,
-    as_text,
+    difference,
     process_started,
     process_words,
     read_service,
@@ -108,7 +108,7 @@ def test_without_systemd_the_error_is_its_words() -> None:
 
 def test_keys_are_those_of_the_documentation() -> None:
     # `reasons` is the module's own: it compares with a plan.
-    documented = set(yaml.safe_load(service_info.RETURN)) - {"reasons"}
+    documented = set(yaml.safe_load(service_info.RETURN)) - {"reasons", "difference"}
     assert set(read_service("x", run=Systemctl(0))) == documented
     assert set(read_service("x", run=Systemctl(rc=1))) == documented
 
@@ -186,13 +186,17 @@ def test_secrets_stay_on_the_host(command: list[str], shown: list[str]) -> None:
     assert without_secrets(shown) == shown
 
 
-def test_text_for_a_diff() -> None:
-    text = as_text(
+def test_difference_has_one_setting_a_line_and_no_secret() -> None:
+    running = (
         ["/opt/python", "-m", "engine", "--port", "8000", "--api-key", "s3cret", "--flag"],
         {"B": "2", "A": "1", "ENGINE_API_KEY": "s3cret"},
     )
-    assert text == ("/opt/python -m engine\n--port 8000\n--api-key ***\n--flag\nA=1\nB=2\nENGINE_API_KEY=***\n")
-    assert as_text([], {}) == ""
+    assert difference(*running, *running) == ""
+    assert difference(*running, ["/opt/python", "-m", "engine", "--port", "8001", "--flag"], {"B": "2"}) == (
+        "--- running\n+++ planned\n@@ -2,2 +2 @@\n---port 8000\n---api-key ***\n+--port 8001\n"
+        "@@ -5 +3,0 @@\n-A=1\n@@ -7 +4,0 @@\n-ENGINE_API_KEY=***"
+    )
+    assert difference([], {}, ["--a", "1"], {}) == "--- running\n+++ planned\n@@ -0,0 +1 @@\n+--a 1"
 
 
 RUNNING = {"active_state": "active", "main_pid": 7, "plan_hash": "a" * 64, "newer": []}
