@@ -171,6 +171,14 @@ _value:
     hash:
       description: SHA-256 over command, environment and unit; equal plans have equal hashes.
       type: str
+    hardening:
+      description: Sandboxing directives of the unit, each with C(directive), C(value) and C(reason).
+      type: list
+      elements: dict
+    hardening_off:
+      description: Sandboxing directives that stay off, each with C(directive) and C(reason).
+      type: list
+      elements: dict
     process_hash:
       description:
         - SHA-256 over what a process gets when it starts (command, environment, user, working directory, memory lock). Only a

@@ -732,7 +732,7 @@ def hunks_of(text: str, strip: int, path: str) -> list[str]:
 
 def _rejected(stage: Stage, patch: Patch, path: str) -> list[dict[str, str]]:
     before = stage.get(path)
-    _, said = stage.apply(patch, [path], options=["--reject", "--verbose"])
+    _applied, said = stage.apply(patch, [path], options=["--reject", "--verbose"])
     stage.put(path, before)
     (stage.path / f"{path}.rej").unlink(missing_ok=True)
     headers = hunks_of(patch.text, stage.strip, path)

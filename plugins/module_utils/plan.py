@@ -83,7 +83,7 @@ _UNIT_SECONDS = ("restart_sec", "timeout_start_sec", "timeout_stop_sec", "start_
 _UNIT_NAMES = ("name", "user", "group")
 _UNIT_LISTS = ("after",)
 #: Unit settings that a process gets when it starts; systemd applies the others to the running unit, without a restart.
-_AT_START = ("user", "group", "working_directory", "limit_memlock")
+_AT_START = ("user", "group", "working_directory", "limit_memlock", "hardening")
 
 
 # --- the wanted deployment ------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def _condition(name: str, context: rules.Context) -> tuple[bool, str]:
         return bool(context.target and context.target.has_remote_code), "the model directory ships no code of its own"
     if name == "fusion_allowed":
         obstacles = rules.fusion_obstacles(context)
-        return not obstacles, "; ".join(why for why, _ in obstacles)
+        return not obstacles, "; ".join(why for why, _action in obstacles)
     return context.host.topology == name, f"the links between the GPUs are {context.host.topology}"
 
 
@@ -497,6 +497,11 @@ def _unit(
         "the driver must be initialised first" if cuda else "no driver to wait for",
         "record" if cuda else "sandbox",
     )
+    hardening, found = _hardening(
+        values, given.pop("hardening", {}), str(unit["working_directory"].value) if "working_directory" in unit else ""
+    )
+    problems += found
+    put("hardening", [f"{name}={setting.value}" for name, setting in hardening.items()], _HARDENED)
     refused = {problem.variable for problem in problems}
     for key, value in given.items():
         if key not in unit and f"deployment_unit.{key}" not in refused:
@@ -505,6 +510,53 @@ def _unit(
             expected = "one of " + ", ".join(unit)
             problems.append(Problem("unit_key", f"deployment_unit.{key}", show(value), expected, hint))
     return unit, problems
+
+
+_HARDENED = "a hole in the engine is not a hole in the host; what must stay off for CUDA is listed with its reason"
+#: Below these lie people's files, which ProtectHome hides.
+_HOMES = ("/home/", "/root/", "/run/user/")
+
+
+@functools.lru_cache(maxsize=1)
+def _hardening_table() -> dict[str, Any]:
+    with (flags.DATA / "hardening.json").open(encoding="utf-8") as stream:
+        table: dict[str, Any] = json.load(stream)
+    return table
+
+
+def _hardening(
+    values: Mapping[str, Any], given: Any, working_directory: str
+) -> tuple[dict[str, Setting], list[Problem]]:
+    """The sandboxing directives of the unit: the table's, with those of the operator over them (null takes one away)."""
+    variable = "deployment_unit.hardening"
+    if not isinstance(given, Mapping):
+        expected = "a mapping of systemd directives, such as ProtectHome: read-only"
+        return {}, [Problem("unit_value", variable, show(given), expected, "Correct it, or remove it.")]
+    paths = [str(values[key]) for key in (*_PATHS,)] + [working_directory]
+    writable = dict.fromkeys(path for path in (values["state_dir"], values["cache_dir"], working_directory) if path)
+    computed = {
+        "protect_home": "read-only" if any(f"{path}/".startswith(_HOMES) for path in paths) else "yes",
+        # A cache folder that is made later must not keep the service from starting.
+        "read_write_paths": " ".join(f"-{path}" for path in writable),
+    }
+    settings: dict[str, Setting] = {}
+    for name, entry in _hardening_table()["on"].items():
+        value = computed[entry["compute"]] if "compute" in entry else entry["value"]
+        settings[name] = Setting(name, value, entry["reason"], "collection", f"{variable}.{name}")
+    problems = []
+    for raw, value in given.items():
+        name, own = str(raw), f"{variable}.{raw}"
+        if not re.fullmatch(r"[A-Z][A-Za-z]+", name):
+            expected = "the name of a systemd directive, such as ProtectHome"
+            problems.append(Problem("unit_key", own, show(raw), expected, "Correct it, or remove it."))
+        elif value is None:
+            settings.pop(name, None)
+        elif not isinstance(value, str) or CONTROL.search(value):
+            expected = "text in quotes, or null to take the directive away"
+            problems.append(Problem("unit_value", own, show(value), expected, "Correct it, or remove it."))
+        else:
+            settings[name] = Setting(name, value, f"set by the operator in {own}", own, own)
+    return settings, problems
 
 
 def _unit_problem(key: str, value: Any, variable: str) -> Problem | None:
@@ -710,7 +762,11 @@ def _assemble(
     digest = hashlib.sha256(canonical({"command": command, "env": env, "unit": unit}).encode()).hexdigest()
     at_start = {key: unit[key] for key in _AT_START}
     process_digest = hashlib.sha256(canonical({"command": command, "env": env, "unit": at_start}).encode()).hexdigest()
-    assert context.budget is not None
+    if context.budget is None:
+        raise PlanError([Problem("budget", "deployment_wanted", "no memory budget", "one", "Report this as a fault.")])
+    hardening, _not_again = _hardening(
+        values, as_dict(values["unit"]).get("hardening", {}), str(unit["working_directory"])
+    )
     return {
         "schema": 1,
         "hash": digest,
@@ -735,6 +791,14 @@ def _assemble(
         "warnings": [warning.as_dict() for warning in dict.fromkeys(warnings)],
         "deviations": documented.deviations({"flags": printed, "env": context.env, "unit": context.unit}, absent),
         "patches": sorted(patches),
+        "hardening": [
+            {"directive": name, "value": setting.value, "reason": setting.reason} for name, setting in hardening.items()
+        ],
+        "hardening_off": [
+            {"directive": name, "reason": reason}
+            for name, reason in _hardening_table()["off"].items()
+            if name not in hardening
+        ],
     }
 
 

@@ -33,7 +33,10 @@ def _rows(rows: Sequence[tuple[str, str, str]]) -> list[str]:
         left = f"  {name:<{first}}  {value:<{second}}  "
         indent = " " * (first + second + 6)
         if len(left) > len(indent):
-            lines.append(left.rstrip())
+            value_indent = " " * (first + 4)
+            over = textwrap.wrap(value, WIDTH - len(value_indent), break_long_words=False, break_on_hyphens=False)
+            lines.append(f"  {name:<{first}}  {over[0] if over else ''}".rstrip())
+            lines += [value_indent + line for line in over[1:]]
             left = indent
         wrapped = textwrap.wrap(text, WIDTH - len(indent)) or [""]
         lines.append((left + wrapped[0]).rstrip())

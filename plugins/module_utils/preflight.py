@@ -26,7 +26,7 @@ from typing import Any
 
 UNLIMITED = 2**63 - 1
 GIB = 2**30
-#: Longest text in the table's column "found"; the whole text is in the report.
+#: Longest text in the table's column "found"; the whole text is in the report. A waiver's reason is never shortened.
 TABLE_WIDTH = 96
 
 
@@ -77,6 +77,11 @@ def words(value: Any, item: str | None = None) -> str:
 def fill(template: str, values: Mapping[str, Any]) -> str:
     """C({name}) in C(template) by the words of C(values); names that are not there stay as they are."""
     return re.sub(r"\{(\w+)\}", lambda m: words(values[m.group(1)]) if m.group(1) in values else m.group(), template)
+
+
+def short(text: str, width: int = TABLE_WIDTH) -> str:
+    """C(text), cut where it is longer than C(width)."""
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 # -------------------------------------------------------------------------------------------------------- operators
@@ -442,14 +447,15 @@ def evaluate(
         entry = _entry(row, value, wanted, operator, result)
         if result == "passed":
             report["passed"].append(row["id"])
-            lines.append(("ok", row["id"], entry["found"]))
+            lines.append(("ok", row["id"], short(entry["found"])))
         elif row["id"] in reasons:
             report["waived"].append({**entry, "result": "waived", "reason": reasons[row["id"]]})
-            lines.append(("waived", row["id"], f"{entry['found']} - waived: {reasons[row['id']]}"))
+            found = short(entry["found"], TABLE_WIDTH // 2)
+            lines.append(("waived", row["id"], f"{found} - waived: {reasons[row['id']]}"))
         else:
             report["failures" if result == "error" else "warnings"].append(entry)
             mark = "FAILED" if result == "error" else "WARNING"
-            lines.append((mark, row["id"], f"{entry['found']} (expected {entry['expected']})"))
+            lines.append((mark, row["id"], short(f"{entry['found']} (expected {entry['expected']})")))
     used = {entry["id"] for entry in report["waived"]}
     report["waivers_unused"] = sorted(set(reasons) - used)
     report["ok"] = not report["failures"]
@@ -474,8 +480,7 @@ def render(lines: Sequence[tuple[str, str, str]], report: Mapping[str, Any], nam
     )
 
     def row(cells: Sequence[str]) -> str:
-        text = cells[2] if len(cells[2]) <= TABLE_WIDTH else cells[2][: TABLE_WIDTH - 3] + "..."
-        return f"{cells[0]:<{widths[0]}}  {cells[1]:<{widths[1]}}  {text}".rstrip()
+        return f"{cells[0]:<{widths[0]}}  {cells[1]:<{widths[1]}}  {cells[2]}".rstrip()
 
     body = [row(line) for line in sorted(lines, key=lambda line: order[line[0]])]
     counts = ", ".join(

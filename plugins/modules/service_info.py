@@ -87,14 +87,18 @@ environment:
   type: dict
   returned: always, empty without O(plan)
 reasons:
-  description: Why the service must be started or restarted to follow O(plan); empty when it need not be.
+  description: >-
+    Why the service must be started or restarted to follow O(plan); empty when it need not be, and
+    without O(plan).
   type: list
   elements: str
-  returned: with O(plan)
+  returned: always
 difference:
-  description: Command line and environment of the process against those of O(plan), as a unified diff; empty when equal.
+  description: >-
+    Command line and environment of the process against those of O(plan), as a unified diff; empty when equal, and
+    without O(plan).
   type: str
-  returned: with O(plan)
+  returned: always
 newer:
   description: Those of O(newer) that changed after the process started.
   type: list
@@ -130,6 +134,7 @@ def main() -> None:
     plan = module.params["plan"]
     wanted = {str(name): str(value) for name, value in (plan or {}).get("env", {}).items()}
     result = {"changed": False, **read_service(module.params["unit"], module.params["newer"], list(wanted))}
+    result |= {"reasons": [], "difference": ""}
     if plan is not None:
         missing = [key for key in ("process_hash", "command", "env") if not plan.get(key)]
         if missing:

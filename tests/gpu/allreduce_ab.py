@@ -100,7 +100,11 @@ def work(rank: int, world: int, folder: Path) -> None:
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
             "gpus": [torch.cuda.get_device_name(index) for index in range(world)],
             # Of this process: set by sitecustomize, or handed down.
-            "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")},
+            "environment": {
+                name: value
+                for name, value in sorted(os.environ.items())
+                if name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")
+            },
             "rows": rows,
         }
         (folder / "result.json").write_text(json.dumps(result))

@@ -130,7 +130,6 @@ proof = {
         "driver": {key: host["driver"][key] for key in ("loaded", "installed", "flavour", "source")},
         "toolkits": host["toolkits"],
         "os": host["os"]["pretty_name"],
-        "kernel": host["kernel"],
         "init_system": host["init_system"],
         "python": host["sitecustomize"][0]["version"],
         "notes": host["notes"],

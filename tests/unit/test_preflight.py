@@ -458,6 +458,19 @@ def test_a_waived_check_passes_and_is_listed(documented: dict[str, Any]) -> None
     assert "a toy model" in report["table"]
 
 
+def test_a_long_finding_does_not_hide_the_reason_of_its_waiver(documented: dict[str, Any]) -> None:
+    inspected = box(documented)
+    for number, record in enumerate(inspected["gpus"]):
+        record["processes"] = [
+            {"pid": number, "command": "/usr/bin/python3 train.py", "user": "ann", "unit": None, "memory_mib": 900}
+        ]
+    reason = "Ann's jobs are small, and they end before the night in which this server is started."
+    report = report_of(inspected, waivers=[{"id": "gpu_processes", "reason": reason}])
+    (line,) = [line for line in report["table"].splitlines() if line.startswith("waived")]
+    assert line.endswith(f"... - waived: {reason}")
+    assert report["waived"][0]["found"].count("train.py") == 8
+
+
 @pytest.mark.parametrize(
     ("waiver", "words"),
     [

@@ -72,6 +72,17 @@ def test_unit_properties(unit):
     assert _seconds(unit["StartLimitIntervalUSec"]) >= 3 * (_seconds(unit["TimeoutStartUSec"]) + 30)
 
 
+def test_started_means_served(host, unit):
+    """The gate is part of the start, and it is the same program that the module runs."""
+    assert "/usr/local/lib/gpuserve-sglang-health.py --unit sglang-kimi.service" in unit["ExecStartPost"]
+    assert host.file("/usr/local/lib/gpuserve-sglang-health.py").mode == 0o644
+
+
+def test_exposure(host):
+    verdict = host.check_output(f"systemd-analyze security --no-pager {UNIT} | tail -1")
+    assert float(verdict.split(":")[1].split()[0]) <= 4.0
+
+
 def _seconds(text):
     units = {"h": 3600, "min": 60, "s": 1, "ms": 0.001}
     total = 0.0
