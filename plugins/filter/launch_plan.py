@@ -171,6 +171,9 @@ _value:
     hash:
       description: SHA-256 over command, environment and unit; equal plans have equal hashes.
       type: str
+    paths:
+      description: Folders that the service writes to, C(state) and C(cache); the cache is the release's own.
+      type: dict
     hardening:
       description: Sandboxing directives of the unit, each with C(directive), C(value) and C(reason).
       type: list

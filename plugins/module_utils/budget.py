@@ -220,11 +220,10 @@ def compute(
     memory_mib = host.gpu_memory_mib
     available: int | None = None
     if memory_mib is not None:
-        held = max((gpu.memory_used_mib for gpu in host.gpus), default=0)
-        available = max(MIB, (memory_mib - held) * MIB - CONTEXT_BYTES)
+        # Of the whole GPU: what is in use now is either the server that this plan replaces, or somebody else's, which the
+        # preflight refuses. A plan that depended on it would change from run to run.
+        available = max(MIB, memory_mib * MIB - CONTEXT_BYTES)
         assumptions.append(f"driver and CUDA context take {CONTEXT_BYTES // MIB} MiB of each GPU (seen on H200)")
-        if held:
-            assumptions.append(f"{held} MiB are in use on a GPU now and stay in use")
     fraction = settings.get("mem_fraction_static")
     if not is_number(fraction):
         fraction = automatic_fraction(settings, memory_mib, target) if memory_mib else None

@@ -791,6 +791,7 @@ def _assemble(
         "warnings": [warning.as_dict() for warning in dict.fromkeys(warnings)],
         "deviations": documented.deviations({"flags": printed, "env": context.env, "unit": context.unit}, absent),
         "patches": sorted(patches),
+        "paths": {"state": values["state_dir"], "cache": values["cache_dir"]},
         "hardening": [
             {"directive": name, "value": setting.value, "reason": setting.reason} for name, setting in hardening.items()
         ],

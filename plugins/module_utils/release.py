@@ -483,6 +483,7 @@ class ReleaseBuilder:
         self._proc = proc
         self._lock: int | None = None
         self._commits: dict[str, str] = {}
+        self._no_uv = ""
 
     # -- what is there ---------------------------------------------------------------------------------------------
 
@@ -651,9 +652,10 @@ class ReleaseBuilder:
             command = [*pip, "install", "--quiet", *self._source_arguments(), self._uv_requirement]
             try:
                 self._run(command, "install uv", self._source_environment({}, "PIP"))
-            except ReleaseError:
-                if self._installer == "uv":
+            except ReleaseError as error:
+                if self._installer == "uv" or error.cause == "space":
                     raise
+                self._no_uv = str(error)
                 return "pip", pip
         return "uv", [str(uv), "pip"]
 
@@ -665,6 +667,7 @@ class ReleaseBuilder:
                 raise ReleaseError(
                     f"step {step['name']} overrides {', '.join(step['overrides'])}, which pip cannot do, and {why}; "
                     "expected uv. Make it available from the same package source and set sglang_installer to auto or uv."
+                    + (f"\n{self._no_uv}" if self._no_uv else "")
                 )
 
     def _install_step(self, tool: tuple[str, list[str]], step: Mapping[str, Any], damaged: Sequence[str]) -> None:

@@ -1132,17 +1132,6 @@ def _budget_known(c: Context) -> Iterator[Finding]:
 
 
 @rule(
-    "budget_held",
-    "the engine starts with a smaller KV pool when others hold memory, and says nothing",
-    "gpu-run: 449633 instead of 1684715 tokens",
-)
-def _budget_held(c: Context) -> Iterator[Finding]:
-    held = [f"GPU {gpu.index}: {gpu.memory_used_mib} MiB" for gpu in c.host.gpus if gpu.memory_used_mib > 1024]
-    if c.cuda and held:
-        yield Warning_("budget_held", f"GPU memory is in use now ({', '.join(held)}); the budget counts it as lost.")
-
-
-@rule(
     "budget_weights", "weights that do not fit fail after minutes of loading", "model_runner_kv_cache_mixin.py:116-149"
 )
 def _budget_weights(c: Context) -> Iterator[Finding]:

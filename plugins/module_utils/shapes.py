@@ -171,7 +171,6 @@ class Gpu:
     index: int
     name: str | None
     memory_total_mib: int | None
-    memory_used_mib: int
     compute_cap: tuple[int, int] | None
     mig: bool
 
@@ -220,7 +219,6 @@ def host_shape(host: Any) -> HostShape:
                 index=position if index is None else index,
                 name=str(gpu["name"]) if gpu.get("name") else None,
                 memory_total_mib=_whole(gpu, "memory_total_mib"),
-                memory_used_mib=_whole(gpu, "memory_used_mib") or 0,
                 compute_cap=(capability[0], capability[1]) if len(capability) >= 2 else None,
                 mig=gpu.get("mig") is True,
             )

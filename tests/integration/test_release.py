@@ -32,6 +32,15 @@ SERIES = yaml.safe_load((ROOT / "patches/sglang/0.5.9/series.yml").read_text())
 PATCHED = "sglang/srt/models/kimi_k25.py"
 
 
+def default_steps() -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = yaml.safe_load((ROOT / "roles/sglang/defaults/main.yml").read_text())["sglang_steps"]
+    return steps
+
+
+NEWER = {"sglang_steps": default_steps(), "sglang_patches": []}
+NEWER["sglang_steps"][1].update({"requirements": ["sglang==0.5.99"], "overrides": []})
+
+
 class Server(http.server.ThreadingHTTPServer):
     """The folder of sandbox/index/build over HTTP; ``trouble`` maps a part of a path to what happens to it."""
 
@@ -256,10 +265,8 @@ def test_a_newer_engine_without_patches_by_variables_only(here: Here) -> None:
     (old,) = here.releases()
     before = {path: path.stat().st_mtime_ns for path in old.rglob("*") if path.is_file()}
     busy = subprocess.Popen([old / "venv/bin/python", "-c", "import time; time.sleep(600)"])
-    steps = yaml.safe_load((ROOT / "roles/sglang/defaults/main.yml").read_text())["sglang_steps"]
-    steps[1]["requirements"], steps[1]["overrides"] = ["sglang==0.5.99"], []
     try:
-        run = here.play(sglang_steps=steps, sglang_patches=[], sglang_keep_releases=1)
+        run = here.play(**NEWER, sglang_keep_releases=1)
         assert run.rc == 0, run.failure
         assert {path: path.stat().st_mtime_ns for path in old.rglob("*") if path.is_file()} == before
     finally:
@@ -291,13 +298,20 @@ def test_links(here: Here) -> None:
     assert (here.root / "current").resolve() == (here.root / "last-good").resolve() == wanted
     assert link.resolve() == wanted / "venv"
     assert here.box.play(str(play), **variables).changed == []
+    # The switch to another release is one changed link; the documented path follows.
+    assert here.box.play(str(play), **{**variables, **NEWER}).changed == [
+        "Point current to the release",
+        "Point last-good to the release",
+    ]
+    assert (here.root / "current").resolve() != wanted
+    assert link.resolve() == (here.root / "current").resolve() / "venv"
 
 
 # -- failures, each of which the next run recovers from ------------------------------------------------------------------
 
 
 def test_the_wrong_order_is_a_wrong_cuda(fresh: Here) -> None:
-    steps = yaml.safe_load((ROOT / "roles/sglang/defaults/main.yml").read_text())["sglang_steps"]
+    steps = default_steps()
     steps[1]["extra_index_urls"] = []
     run = fresh.play(sglang_steps=[steps[1], steps[0], steps[2]])
     assert run.rc != 0
@@ -368,11 +382,8 @@ def test_killed_half_way(fresh: Here, index: Server) -> None:
     assert not (rest / "manifest.json").exists()
     run = fresh.play()
     assert run.rc == 0, run.failure
-    assert [
-        e["event_data"]["res"]["state"]
-        for e in run.of("runner_on_ok")
-        if e["event_data"]["task"] == "Look at the release"
-    ] == ["incomplete"]
+    (looked,) = [e["event_data"] for e in run.of("runner_on_ok") if e["event_data"]["task"] == "Look at the release"]
+    assert looked["res"]["release_state"] == "incomplete"
 
 
 def descendants(pid: int) -> list[int]:
@@ -419,7 +430,7 @@ def test_a_full_disk(fresh: Here) -> None:
 
 
 def from_git(here: Here, commit: str) -> list[dict[str, Any]]:
-    steps = yaml.safe_load((ROOT / "roles/sglang/defaults/main.yml").read_text())["sglang_steps"]
+    steps = default_steps()
     url = (here.index.folder / "git/sglang.git").as_uri()
     source = {"package": "sglang", "url": url, "ref": "v0.5.9", "commit": commit, "subdirectory": "python"}
     steps[1] = {**steps[1], "requirements": [], "git": source}
@@ -470,7 +481,7 @@ def test_a_lock_file_with_hashes(fresh: Here, tmp_path: Path) -> None:
     torch = (lock / "torch.txt").read_text()
     assert "torch==2.9.1+cu130" in torch and "--hash=sha256:" in torch
     assert "flashinfer-python==0.6.4" in (lock / "engine.txt").read_text(), "the override holds"
-    steps = yaml.safe_load((ROOT / "roles/sglang/defaults/main.yml").read_text())["sglang_steps"]
+    steps = default_steps()
     for step in steps:
         text = (lock / f"{step['name']}.txt").read_text()
         step.update({"requirements": text.split("\n"), "no_deps": True, "overrides": []})

@@ -144,31 +144,58 @@ def test_an_interrupted_play_is_repaired(box: Box) -> None:
     assert box.main_pid != pid
 
 
-def test_death_during_the_gate_ends_the_play_within_five_seconds(box: Box) -> None:
-    """Killed while it loads: the play fails at once, with the journal's last words, and leaves no restart loop."""
-    killed: list[float] = []
-    failed: list[float] = []
+class Killer:
+    """Kills the server during its load, in the first start of a play or in every one, and notes the times."""
 
-    def kill() -> None:
-        wait_for(lambda: "server_args=" in box.sh(f"journalctl -u {UNIT} -n 50 -o cat --since -5s", check=False), 60)
-        box.sh(f"systemctl kill --kill-whom=main -s SIGKILL {UNIT}")
-        killed.append(time.monotonic())
+    def __init__(self, box: Box, every: bool = False) -> None:
+        self.box, self.every = box, every
+        self.killed: list[float] = []
+        self.failed: list[float] = []
+        self.threads: list[threading.Thread] = []
 
-    killer = threading.Thread(target=kill, daemon=True)
+    def __call__(self, event: dict) -> None:
+        task = event["event_data"].get("task")
+        if event["event"] == "runner_on_ok" and task == "Start the service" and (self.every or not self.threads):
+            self.threads.append(threading.Thread(target=self.kill, daemon=True))
+            self.threads[-1].start()
+        if event["event"] == "runner_on_failed" and task == "Wait until it serves":
+            self.failed.append(time.monotonic())
 
-    def on_event(event: dict) -> None:
-        if event["event"] == "runner_on_ok" and event["event_data"].get("task") == "Start the service":
-            killer.start()
-        if event["event"] == "runner_on_failed" and not failed:
-            failed.append(time.monotonic())
+    def kill(self) -> None:
+        journal = f"journalctl -u {UNIT} -n 50 -o cat --since -5s"
+        wait_for(lambda: "server_args=" in self.box.sh(journal, check=False), 60)
+        self.box.sh(f"systemctl kill --kill-whom=main -s SIGKILL {UNIT}")
+        self.killed.append(time.monotonic())
 
-    run = box.play("site.yml", handler=on_event, deployment_overrides={"max_running_requests": 5})
-    killer.join(70)
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(70)
+
+
+def test_death_during_the_gate_is_seen_within_five_seconds_and_taken_back(box: Box) -> None:
+    """Killed while it loads: the gate fails at once with the journal's last words, and the last good one serves again."""
+    before = box.sh(f"cat /etc/systemd/system/{UNIT}")
+    killer = Killer(box)
+    run = box.play("site.yml", handler=killer, deployment_overrides={"max_running_requests": 5})
+    killer.join()
     assert run.rc != 0
-    assert killed and failed
-    assert failed[0] - killed[0] < 5
+    assert killer.failed[0] - killer.killed[0] < 5
     assert "status=9/KILL" in run.failure
     assert "Last journal lines" in run.failure
+    assert "serves again with the last good one" in run.failure
+    assert box.sh(f"cat /etc/systemd/system/{UNIT}") == before
+    assert "--max-running-requests 8" in box.sh(f"tr '\\0' ' ' </proc/{box.main_pid}/cmdline")
+    assert chat(box) == ANSWER
+    assert box.play("site.yml").changed == []
+
+
+def test_when_the_last_good_one_fails_too_nothing_restarts_for_ever(box: Box) -> None:
+    killer = Killer(box, every=True)
+    run = box.play("site.yml", handler=killer, deployment_overrides={"max_running_requests": 5})
+    killer.join()
+    assert run.rc != 0
+    assert len(killer.killed) == 2
+    assert "was put back and failed as well" in run.failure
     assert box.sh(f"systemctl show -P ActiveState {UNIT}") in ("inactive", "failed")
 
 
@@ -176,6 +203,16 @@ def test_recovery_after_the_failed_deployment(box: Box) -> None:
     run = box.play("site.yml")
     assert run.rc == 0, run.failure
     assert chat(box) == ANSWER
+
+
+def test_the_operator_rolls_back_and_forward(box: Box) -> None:
+    """The deployment before the present one is put back without a build, and site.yml goes forward again."""
+    assert box.play("site.yml", deployment_overrides={"max_running_requests": 7}).rc == 0
+    run = box.play("playbooks/rollback.yml")
+    assert run.rc == 0, run.failure
+    assert "--max-running-requests 8" in box.sh(f"tr '\\0' ' ' </proc/{box.main_pid}/cmdline")
+    assert chat(box) == ANSWER
+    assert box.play("site.yml").changed == []
 
 
 def chat(box: Box) -> str:

@@ -59,7 +59,8 @@ def _budget(
 ) -> budget.Budget:
     machine = host or cases.h200(1)
     for gpu in machine["gpus"]:
-        gpu["memory_used_mib"] = held
+        # A GPU of which others hold a part is to the engine what a smaller GPU is.
+        gpu["memory_total_mib"] -= held
     target = cases.model(TARGET, int(1.5 * GIB))
     draft = cases.model(DRAFT, int(0.22 * GIB))
     chosen = settings if fraction is None else {**settings, "mem_fraction_static": fraction}

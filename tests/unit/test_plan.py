@@ -503,3 +503,12 @@ def test_record_is_spelled_like_the_plan() -> None:
     assert all(schema.by_option[option].spelling == option for option in record["flags"])
     assert set(record["unit"]) <= set(plan()["unit"])
     assert set(record["env"]) <= set(plan()["env"])
+
+
+def test_a_serving_box_gets_the_same_plan_as_an_idle_one() -> None:
+    """The weights that fill the GPUs on a second run are those of the server that the plan describes."""
+    busy = cases.host()
+    for gpu in busy["gpus"]:
+        gpu.update(memory_used_mib=90000, memory_free_mib=7000, processes=[{"pid": 7, "memory_mib": 90000}])
+    busy["memory"]["available_mib"] = 40000
+    assert plan(host=busy) == plan()

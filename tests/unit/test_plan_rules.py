@@ -423,7 +423,6 @@ CASES = [
     ),
     Case("unit_limits", {"unit": {"timeout_stop_sec": 5}}, "", ("18 s",), warning=True),
     Case("budget_known", {**BASE}, "", ("weights",), _weights(0), warning=True),
-    Case("budget_held", {}, "", ("GPU 1: 3000 MiB",), _gpu(1, memory_used_mib=3000), warning=True),
     Case("budget_weights", {}, "deployment_model_path", ("more GPUs",), _weights(900_000_000_000)),
     Case("budget_weights", _over(mem_fraction_static=0.5), FRACTION, ("0.5", "at least 0.676")),
     Case("budget_fit", _over(mem_fraction_static=0.97), FRACTION, ("0.97", "would be left", "at most")),

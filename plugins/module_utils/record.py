@@ -1,0 +1,94 @@
+"""Deployments that passed their gate, kept so that the last one can be put back.
+
+``<state>/deployments/<id>/`` holds the unit file and the plan of a deployment that served; the links ``last-good`` and
+``previous-good`` beside them name the two last ones. The id is the start of the plan's process hash. Nothing is downloaded
+or built for a rollback: the release that the unit names stands beside the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LAST, PREVIOUS = "last-good", "previous-good"
+KEPT = 5
+ID_LENGTH = 12
+
+
+class RecordError(Exception):
+    """Says what was found, what was expected and what to do."""
+
+
+class Records:
+    """The records below a state directory."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.root = state_dir / "deployments"
+
+    def linked(self, link: str) -> str:
+        """Id that a link names; empty when there is none."""
+        try:
+            return Path(os.readlink(self.root / link)).name
+        except OSError:
+            return ""
+
+    def read(self, link: str) -> dict[str, Any] | None:
+        """``{id, unit, plan}`` of the deployment that a link names; None without one. Raises RecordError."""
+        name = self.linked(link)
+        if not name:
+            return None
+        folder = self.root / name
+        try:
+            return {
+                "id": name,
+                "unit": (folder / "unit").read_text(),
+                "plan": json.loads((folder / "plan.json").read_text()),
+            }
+        except (OSError, ValueError) as error:
+            raise RecordError(
+                f"{self.root / link} names {name}, which cannot be read ({error}); expected a unit and a plan. "
+                "Remove the link, or deploy again to make a new record."
+            ) from error
+
+    def is_recorded(self, unit: str, plan: Mapping[str, Any]) -> bool:
+        """Whether exactly this deployment is the last good one."""
+        try:
+            found = self.read(LAST)
+        except RecordError:
+            return False
+        return found is not None and found["unit"] == unit and found["plan"].get("hash") == plan.get("hash")
+
+    def keep(self, unit: str, plan: Mapping[str, Any]) -> None:
+        """Record a deployment that serves, and make it the last good one."""
+        name = str(plan["process_hash"])[:ID_LENGTH]
+        self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        new = self.root / f".{name}.new"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()
+        (new / "unit").write_text(unit)
+        (new / "plan.json").write_text(json.dumps(plan, indent=1, sort_keys=True) + "\n")
+        shutil.rmtree(self.root / name, ignore_errors=True)
+        new.rename(self.root / name)
+        last = self.linked(LAST)
+        if last != name:
+            if last:
+                self._link(PREVIOUS, last)
+            self._link(LAST, name)
+        self._prune()
+
+    def _link(self, link: str, name: str) -> None:
+        new = self.root / f".{link}.new"
+        new.unlink(missing_ok=True)
+        new.symlink_to(name)
+        new.replace(self.root / link)
+
+    def _prune(self) -> None:
+        linked = {self.linked(LAST), self.linked(PREVIOUS)}
+        folders = [path for path in self.root.iterdir() if path.is_dir() and not path.is_symlink()]
+        for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
+            if folder.name not in linked:
+                shutil.rmtree(folder)
