@@ -1,14 +1,12 @@
-"""Filters: the id of the engine release that a description determines, and the patches that are part of it."""
+"""Filter: the id of the engine release that a description determines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from ansible.errors import AnsibleActionFail, AnsibleFilterError
-from ansible_collections.gpuserve.sglang.plugins.action.patch_series import find_series, read_series
-from ansible_collections.gpuserve.sglang.plugins.module_utils.release import ReleaseError, load_patches, release_id
+from ansible.errors import AnsibleFilterError
+from ansible_collections.gpuserve.sglang.plugins.module_utils.release import ReleaseError, release_id
 
 DOCUMENTATION = r"""
 name: release_id
@@ -52,32 +50,8 @@ def release_id_filter(spec: Any) -> str:
         raise AnsibleFilterError(str(error)) from error
 
 
-def release_patches_filter(wanted: Any, beside: str = ".") -> list[dict[str, Any]]:
-    if not isinstance(wanted, Sequence) or isinstance(wanted, str):
-        raise AnsibleFilterError(f"sglang_patches is a {type(wanted).__name__}, expected a list of series")
-    found: list[dict[str, Any]] = []
-    for number, entry in enumerate(wanted):
-        where = f"sglang_patches[{number}]"
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("series"), str):
-            raise AnsibleFilterError(f"{where} names no series, expected one such as sglang/0.5.9 under series")
-        unknown = sorted(set(entry) - {"series", "patches"})
-        if unknown:
-            raise AnsibleFilterError(f"{where} has the unknown keys {', '.join(unknown)}; expected series and patches")
-        ids = entry.get("patches")
-        if ids is not None and ids != "all" and (isinstance(ids, str) or not isinstance(ids, Sequence)):
-            raise AnsibleFilterError(f"{where}.patches is {ids!r}, expected a list of ids, or all")
-        try:
-            content = read_series(find_series(entry["series"], Path(beside)))
-            full = {**content, "series": str(entry["series"]), "patches": ids}
-            full["patches"] = [name for item in load_patches([full]) for name in item.ids]
-        except (AnsibleActionFail, ReleaseError) as error:
-            raise AnsibleFilterError(str(error)) from error
-        found.append(full)
-    return found
-
-
 class FilterModule:
-    """The filters under their fully qualified names."""
+    """The filter under its fully qualified name."""
 
     def filters(self) -> dict[str, Any]:
-        return {"release_id": release_id_filter, "release_patches": release_patches_filter}
+        return {"release_id": release_id_filter}

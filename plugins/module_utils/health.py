@@ -1121,6 +1121,12 @@ class Gate:
 # --------------------------------------------------------------------------------------------------- on the host
 
 
+def _say(line: str) -> None:
+    """A line for the journal, at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The gate as a program: progress and verdict on standard output; 0 ready, 1 not ready, 2 wrong options."""
     parser = argparse.ArgumentParser(prog="health", description="Wait until the server serves.", allow_abbrev=False)
@@ -1140,14 +1146,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = Gate(options, since).wait(5.0)
         since = Since.load(result["_since"])
         if result["state"] not in INTERIM:
-            print(result["msg"], flush=True)
+            _say(result["msg"])
             return 0 if result["ready"] else 1
         key = f"{result['state']} {phase_name(result['phase'])} {result['last_status']}"
         if key != shown:
             shown = key
             words = (result["elapsed"], options.timeout, result["state"], result["phase"], result["last_status"])
-            print(progress_line(label, socket.gethostname(), *words), flush=True)
+            _say(progress_line(label, socket.gethostname(), *words))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -425,6 +425,18 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     return manifest if isinstance(manifest, dict) else None
 
 
+def _give(giver: str, folder: str, name: str, compiled: str) -> bool:
+    """Link another release's bytecode of a module into this one, when both have the same file."""
+    try:
+        if not os.path.samefile(f"{giver}/{name}", f"{folder}/{name}"):
+            return False
+        os.makedirs(f"{folder}/__pycache__", exist_ok=True)
+        os.link(f"{giver}/__pycache__/{compiled}", f"{folder}/__pycache__/{compiled}")
+    except OSError:
+        return False
+    return True
+
+
 class ReleaseBuilder:
     """Builds the release of ``spec`` below ``root``.
 
@@ -571,6 +583,8 @@ class ReleaseBuilder:
             for step in self.spec["steps"]:
                 self._install_step(tool, step, damaged)
         self._put_back(tool)
+        if tool[0] == "uv":
+            self._compile()
         files = self._patch_installed()
         left = self._found({**self._manifest, "files": files}) if self._manifest else []
         left = left or changed_files(self.venv, files, self._guard)
@@ -768,8 +782,10 @@ class ReleaseBuilder:
             environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
             # Another tool's configuration must not decide what is in a release.
             environment["UV_NO_CONFIG"] = "1"
-            # The service's user cannot write here: without bytecode each start would compile everything again.
-            environment["UV_COMPILE_BYTECODE"] = "1"
+            # The service's user cannot write here: without bytecode each start would compile everything again. Beside
+            # another release most of it is there already (see _compile).
+            if not self._donors():
+                environment["UV_COMPILE_BYTECODE"] = "1"
             if rebuilt:
                 arguments += [f"--refresh-package={rebuilt}", f"--reinstall-package={rebuilt}"]
             if overrides:
@@ -777,6 +793,40 @@ class ReleaseBuilder:
                 file.write_text("\n".join(overrides) + "\n")
                 arguments.append(f"--override={file}")
         self._run(arguments, f"install the step '{step['name']}'", environment)
+
+    def _donors(self) -> list[Path]:
+        """The site-packages of other finished releases."""
+        others = sorted(
+            path for path in self.releases.glob("*") if path != self.path and read_manifest(path) is not None
+        )
+        return [site for path in others for site in path.glob("venv/lib/python3*/site-packages")]
+
+    def _compile(self) -> None:
+        """Bytecode for every module: another release's where both have the very same file, compiled where none has.
+
+        Installing from uv's cache links files, so that one inode in two releases means the same content and time, which is
+        what Python asks of bytecode. Compiling is most of the time of a build otherwise.
+        """
+        for site in self.venv.glob("lib/python3*/site-packages"):
+            tag = site.parent.name.replace("python", "cpython-").replace(".", "")
+            donors = [donor for donor in self._donors() if donor.parent.name == site.parent.name]
+            missing = []
+            for folder, _, names in os.walk(site):
+                made = f"{folder}/__pycache__"
+                place = os.path.relpath(folder, site)
+                for name in names:
+                    compiled = f"{name[:-3]}.{tag}.pyc"
+                    if name.endswith(".py") and not os.path.exists(f"{made}/{compiled}"):
+                        givers = [f"{donor}/{place}" for donor in donors]
+                        if not any(_give(giver, folder, name, compiled) for giver in givers):
+                            missing.append(f"{folder}/{name}")
+            if missing:
+                listed = self.path / "compile.txt"
+                listed.write_text("\n".join(missing) + "\n")
+                # Packages hold templates and tests that are no valid Python: those are left out without a word.
+                code = "import compileall, sys; sys.argv[1:1] = ['-qq', '-j0', '-i']; compileall.main()"
+                self._run([str(self.python), "-c", code, str(listed)], "compile the modules", {})
+                listed.unlink()
 
     # -- repair ----------------------------------------------------------------------------------------------------
 

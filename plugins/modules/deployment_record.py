@@ -53,10 +53,10 @@ previous_good:
   returned: always
 """
 
-from pathlib import Path  # noqa: E402
+from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
     LAST,
     PREVIOUS,
     RecordError,

@@ -276,6 +276,14 @@ def test_a_newer_engine_without_patches_by_variables_only(here: Here) -> None:
     assert manifest["packages"]["sglang"] == "0.5.99" and manifest["packages"]["flashinfer-python"] == "0.7.0"
     assert manifest["patches"] == [] and manifest["files"] == {}
     assert result(run)["pruned"] == [], "something runs in it"
+    (new,) = [release for release in here.releases() if release != old]
+
+    def compiled(release: Path, module: str) -> Path:
+        return next((site(release) / module).parent.glob(f"__pycache__/{Path(module).stem}.*.pyc"))
+
+    assert compiled(old, "torch/version.py").samefile(compiled(new, "torch/version.py")), "the same file, compiled once"
+    other = "sglang/launch_server.py"
+    assert not compiled(old, other).samefile(compiled(new, other))
     assert len(here.releases()) == 2
 
 

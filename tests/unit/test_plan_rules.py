@@ -387,7 +387,12 @@ CASES = [
         "deployment_extra_args.--api-key",
         ("authentication in front", "command line"),
     ),
-    Case("secret", {"extra_args": {"admin_api_key": "hunter2"}}, "deployment_extra_args.admin_api_key", ("authentication in front",)),
+    Case(
+        "secret",
+        {"extra_args": {"admin_api_key": "hunter2"}},
+        "deployment_extra_args.admin_api_key",
+        ("authentication in front",),
+    ),
     Case(
         "secret",
         {"extra_args": {"weight_version": "hf_" + "a" * 30}},

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
-from ansible_collections.gpuserve.sglang.plugins.filter.release_id import FilterModule
+from ansible_collections.gpuserve.sglang.plugins.filter.release_patches import FilterModule
 from ansible_collections.gpuserve.sglang.plugins.module_utils.release import (
     MANIFEST,
     ReleaseBuilder,
@@ -280,6 +280,36 @@ def test_what_an_installer_leaves_running_keeps_the_lock(tmp_path: Path) -> None
             builder.ensure()
     finally:
         os.kill(left, 9)
+
+
+# -- bytecode ------------------------------------------------------------------------------------------------------------
+
+
+def test_bytecode_of_the_same_file_is_shared_and_all_else_is_compiled(tmp_path: Path) -> None:
+    version = "python{}.{}".format(*sys.version_info[:2])
+    tag = sys.implementation.cache_tag
+    builder = ReleaseBuilder(tmp_path, spec())
+    own = builder.venv / "lib" / version / "site-packages"
+    other = builder.releases / "0123456789ab/venv/lib" / version / "site-packages"
+    for folder in (own, other):
+        folder.mkdir(parents=True)
+        (folder / "equal.py").write_text("x = 1\n")
+        (folder / "broken.py").write_text("x = (\n")
+    (other / "shared.py").write_text("x = 1\n")
+    (own / "shared.py").hardlink_to(other / "shared.py")
+    subprocess.run([sys.executable, "-m", "compileall", "-q", other], check=False, stdout=subprocess.DEVNULL)
+    builder.python.parent.mkdir()
+    builder.python.symlink_to(sys.executable)
+    compiled = {name: f"__pycache__/{name}.{tag}.pyc" for name in ("shared", "equal", "broken")}
+    (builder.releases / "0123456789ab" / MANIFEST).write_text("{}")
+    builder._compile()
+    assert (own / compiled["shared"]).samefile(other / compiled["shared"])
+    assert (own / compiled["equal"]).exists() and not (own / compiled["equal"]).samefile(other / compiled["equal"])
+    assert not (own / compiled["broken"]).exists()
+    (other / compiled["shared"]).unlink()
+    (own / compiled["shared"]).unlink()
+    builder._compile()
+    assert (own / compiled["shared"]).exists(), "what the other release lacks is compiled"
 
 
 # -- old releases --------------------------------------------------------------------------------------------------------

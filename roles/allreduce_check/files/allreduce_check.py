@@ -21,6 +21,7 @@ import contextlib
 import ctypes
 import glob
 import json
+import math
 import os
 import re
 import shutil
@@ -89,12 +90,12 @@ def work(rank: int, options: argparse.Namespace) -> None:
             )
         tensor.zero_()
         times = []
-        for _ in range(5):
+        for __ in range(5):
             dist.barrier()
             if cuda:
                 torch.cuda.synchronize()
             begin = time.perf_counter()
-            for _ in range(options.iterations):
+            for __ in range(options.iterations):
                 dist.all_reduce(tensor)
             if cuda:
                 torch.cuda.synchronize()
@@ -289,7 +290,7 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
 
 def positive(text: str) -> float:
     value = float(text)
-    if not value > 0:
+    if math.isnan(value) or value <= 0:
         raise argparse.ArgumentTypeError(f"found {text}, expected a number above 0")
     return value
 
