@@ -60,7 +60,11 @@ print("\\nCHECK" + json.dumps(found))
 # Causes that pip, uv and git report in many words, and what to do about each.
 _CAUSES = (
     ("space", r"No space left on device|os error 28|Errno 28|Disk quota exceeded"),
-    ("hash", r"(?i)hash(?:es)? mismatch|DO NOT MATCH THE HASHES|hashes are required|require.hashes|expected hash"),
+    (
+        "unhashed",
+        r"(?i)hashes are required|must have a hash|must have their versions pinned|In .?--require-hashes.? mode",
+    ),
+    ("hash", r"(?i)hash(?:es)? mismatch|DO NOT MATCH THE HASHES|expected hash"),
     (
         "network",
         r"(?i)dns error|name resolution|could not resolve|connection (?:refused|reset|closed|broken|aborted)|connect error"
@@ -69,6 +73,8 @@ _CAUSES = (
     ),
 )
 _REMEDIES = {
+    "unhashed": "A package that is needed has no hash in the step, expected one for each when all its lines have one: run "
+    "tools/lock_requirements.py again. ",
     "hash": "What the source holds has another checksum than the requirement, expected the same bytes: either the source "
     "changed or the pin is wrong. Find out which, then correct the source or run tools/lock_requirements.py. ",
     "network": "A package source did not answer, expected it to. Look at the network, the proxy and the addresses in "
@@ -77,7 +83,7 @@ _REMEDIES = {
 
 
 class ReleaseError(Exception):
-    """Says what was found, what was expected and what to do. ``cause`` is ``space``, ``hash``, ``network`` or empty."""
+    """Says what was found, what was expected and what to do. ``cause`` names what _CAUSES knows."""
 
     def __init__(self, message: str, cause: str = "") -> None:
         super().__init__(message)

@@ -497,6 +497,12 @@ def test_a_lock_file_with_hashes(fresh: Here, tmp_path: Path) -> None:
         wrong = fresh.play(sglang_steps=steps)
     assert wrong.rc != 0
     assert "another checksum than the requirement" in wrong.failure
+    # Without torch, which the others ask for: what the file does not name must not come.
+    text = re.sub(r"^torch==.*\\\n +--hash\S+$", "", torch, flags=re.MULTILINE)
+    assert "torch==" in torch and "torch==" not in text
+    wrong = fresh.play(sglang_steps=[{**steps[0], "no_deps": False, "requirements": [text]}, *steps[1:]])
+    assert wrong.rc != 0
+    assert "needed has no hash in the step, expected one for each" in wrong.failure
     run = fresh.play(sglang_steps=steps)
     assert run.rc == 0, run.failure
     assert result(run)["manifest"]["packages"]["sgl-kernel"] == "0.3.21+cu130"
