@@ -62,7 +62,7 @@ _CAUSES = (
     ("space", r"No space left on device|os error 28|Errno 28|Disk quota exceeded"),
     (
         "unhashed",
-        r"(?i)hashes are required|must have a hash|must have their versions pinned|In .?--require-hashes.? mode",
+        r"(?i)hash-checking is required|hashes are required|must have a hash|must have their versions pinned|In .?--require-hashes.? mode",
     ),
     ("hash", r"(?i)hash(?:es)? mismatch|DO NOT MATCH THE HASHES|expected hash"),
     (
@@ -817,7 +817,7 @@ class ReleaseBuilder:
             tag = site.parent.name.replace("python", "cpython-").replace(".", "")
             donors = [donor for donor in self._donors() if donor.parent.name == site.parent.name]
             missing = []
-            for folder, _, names in os.walk(site):
+            for folder, __, names in os.walk(site):
                 made = f"{folder}/__pycache__"
                 place = os.path.relpath(folder, site)
                 for name in names:

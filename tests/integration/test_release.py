@@ -75,7 +75,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         if how == "drop":
             self.connection.close()
         elif how == "stall":
-            for _ in range(600):
+            for __ in range(600):
                 if not self.server.trouble:
                     break
                 time.sleep(0.1)
@@ -89,7 +89,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         else:
             super().do_GET()
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_arguments: object) -> None:
         pass
 
 
