@@ -37,8 +37,8 @@ clean: ## Remove the boxes, the images, the downloads and the virtual environmen
 test: setup ## Lint, unit tests, Molecule, integration
 	@tests/run
 
-.PHONY: lint unit engine molecule integration sanity
-lint unit engine molecule integration sanity: setup # One part of make test
+.PHONY: lint unit engine molecule integration sanity benchmarks
+lint unit engine molecule integration sanity benchmarks: setup # One part of make test
 	@tests/run $@
 
 .PHONY: docs
