@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import ipaddress
 import json
 import posixpath
 import re
@@ -128,6 +129,12 @@ def _read_wanted(wanted: Any) -> tuple[dict[str, Any], list[Problem]]:
     if values["nccl_env"] is not None and not isinstance(values["nccl_env"], Mapping):
         refuse("nccl_env", "null (chosen by topology) or a mapping", "Write name: value lines, {} for none, or null.")
         values["nccl_env"] = {}
+    listen = values["listen_host"]
+    if re.fullmatch(r"[\d.]+", listen) or ":" in listen:
+        try:
+            ipaddress.ip_address(listen)
+        except ValueError:
+            refuse("listen_host", "an address of this host", "Set it to 127.0.0.1, or to an address that is there.")
     if not is_int(values["port"]) or not 1024 <= values["port"] <= 65535:
         expected = "a port from 1024 to 65535: the service's user may not open lower ones"
         refuse("port", expected, "Set deployment_port to a free port, such as 30000.", "port_range")
@@ -168,6 +175,9 @@ def _check_path(key: str, values: dict[str, Any], refuse: Any) -> None:
         refuse(key, "a path without control characters", "Remove them.", "control_characters")
     elif ".." in value.split("/"):
         refuse(key, "a path without ..", "Write the path it leads to.", "absolute_path")
+    elif value != (plain := posixpath.normpath(value)) and value.strip("/"):
+        # A slash too many is the same path, and must not be another plan.
+        values[key] = "/" + plain.lstrip("/")
     elif key != "model_path" and ":" in value and key in ("python", "cuda_home"):
         refuse(
             key, "a path without a colon", "PATH and LD_LIBRARY_PATH are lists separated by colons.", "absolute_path"

@@ -153,6 +153,40 @@ def test_second_run_changes_nothing_and_restarts_nothing(box: Box) -> None:
     assert box.main_pid == pid > 0
 
 
+def test_a_time_that_no_gate_can_keep_does_not_cost_the_server(box: Box) -> None:
+    pid = box.main_pid
+    run = box.play("site.yml", sglang_service_health_timeout=-1, deployment_extra_env={"A": "1"})
+    assert run.rc != 0
+    assert "sglang_service_health_timeout is -1," in run.failure
+    assert "expected each of them to be a number of seconds above 0" in run.failure
+    assert run.changed == []
+    assert box.main_pid == pid > 0
+    assert chat(box) == ANSWER
+
+
+def test_the_handbook_alone_is_the_same_handbook(box: Box, tmp_path) -> None:
+    """By its tag and as the only role of a playbook: what the other roles know is read from the host."""
+    play = tmp_path / "runbook.yml"
+    play.write_text("- hosts: gpu_servers\n  gather_facts: false\n  roles: [gpuserve.sglang.runbook]\n")
+    for run in (box.play("site.yml", "--tags", "runbook_render"), box.play(str(play))):
+        assert run.rc == 0, run.failure
+        assert run.changed == []
+
+
+def test_an_added_package_is_named_and_taken_away(box: Box) -> None:
+    python = box.sh(f"tr '\\0' ' ' </proc/{box.main_pid}/cmdline").split()[0]
+    site = box.sh(f"{python} -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))'")
+    info = f"{site}/stray-1.0.dist-info"
+    lines = "Metadata-Version: 2.1\\nName: stray\\nVersion: 1.0\\n"
+    box.sh(f"mkdir {info} && printf '{lines}' >{info}/METADATA && echo 'stray-1.0.dist-info/METADATA,,' >{info}/RECORD")
+    box.sh(f"echo 'stray-1.0.dist-info/RECORD,,' >>{info}/RECORD; echo pip >{info}/INSTALLER")
+    run = box.play("site.yml")
+    assert run.rc == 0, run.failure
+    assert "Build the release, or find it complete" in run.changed
+    assert "stray" in run.stdout
+    assert box.sh(f"ls -d {info}", check=False) == ""
+
+
 def test_check_mode_on_a_serving_box_changes_nothing(box: Box) -> None:
     pid = box.main_pid
     run = box.play("site.yml", "--check", "--diff")

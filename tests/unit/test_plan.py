@@ -512,3 +512,13 @@ def test_a_serving_box_gets_the_same_plan_as_an_idle_one() -> None:
         gpu.update(memory_used_mib=90000, memory_free_mib=7000, processes=[{"pid": 7, "memory_mib": 90000}])
     busy["memory"]["available_mib"] = 40000
     assert plan(host=busy) == plan()
+
+
+def test_a_slash_too_many_is_the_same_plan() -> None:
+    assert plan({"model_path": "/data//kimi-k2.5/"}) == plan({"model_path": "/data/kimi-k2.5"})
+
+
+@pytest.mark.parametrize("address", ["10.0.0.999", "1.2.3", "fe80::zz"])
+def test_an_impossible_address_is_refused(address: str) -> None:
+    with pytest.raises(PlanError, match=rf'deployment_listen_host: found "{re.escape(address)}"'):
+        plan({"listen_host": address})
