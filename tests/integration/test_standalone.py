@@ -161,7 +161,8 @@ def test_one_number_of_a_profile_changes_unit_handbook_and_plan_together(tmp_pat
             "deployment_cache_dir": "/var/cache/sglang-kimi", "sglang_service_health_request_timeout": 25,
             "sglang_service_generation_timeout": 180, "sglang_service_generate": True,
             "__sglang_service_gate_program": "/usr/local/lib/gate.py", "runbook_path": "/tmp/x", "sglang_release": {},
-            "__runbook_last_start": {}, "ansible_connection": "local", "ansible_become": False,
+            "__runbook_last_start": {}, "__runbook_release": {},
+            "gpu_preflight_report": {"waived": [], "warnings": []}, "ansible_connection": "local", "ansible_become": False,
             "ansible_python_interpreter": sys.executable,
         }  # fmt: skip
         values["deployment_host"].setdefault("os", {"pretty_name": "Ubuntu 24.04"})
