@@ -119,7 +119,11 @@ def box(tmp_path_factory: pytest.TempPathFactory):
     """A fresh box: nothing of the collection has touched it yet."""
     inventory = tmp_path_factory.mktemp("integration") / "inventory"
     inventory.mkdir()
-    host = {"ansible_connection": "containers.podman.podman", "ansible_become": False}
+    host = {
+        "ansible_connection": "box",
+        "ansible_become": False,
+        "ansible_python_interpreter": "/usr/bin/python3",
+    }
     (inventory / "hosts.yml").write_text(yaml.safe_dump({"gpu_servers": {"hosts": {BOX: host}}}))
     (inventory / "group_vars").symlink_to(ROOT / "inventories" / "sandbox" / "group_vars")
     subprocess.run([ROOT / "sandbox" / "box", "down", BOX], check=True)

@@ -104,7 +104,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory):
     built = ansible("ansible-galaxy", "collection", "build", "--output-path", str(folder))
     assert built.returncode == 0, built.stderr
     (tarball,) = folder.glob("gpuserve-sglang-*.tar.gz")
-    env = {"ANSIBLE_CONFIG": str(folder / "none.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(folder / "collections")}
+    env = {
+        "ANSIBLE_CONFIG": str(folder / "none.cfg"),
+        "ANSIBLE_COLLECTIONS_PATH": str(folder / "collections"),
+        "ANSIBLE_CONNECTION_PLUGINS": str(ROOT / "sandbox" / "connection"),
+    }
     (folder / "none.cfg").write_text("")
     done = ansible(
         "ansible-galaxy", "collection", "install", str(tarball), "-p", str(folder / "collections"), cwd=folder, env=env
@@ -136,7 +140,7 @@ def test_the_installed_playbook_runs(installed, box: Box) -> None:
     (folder / "vars.json").write_text(json.dumps(variables))
     done = ansible(
         "ansible-playbook", "-i", f"{box.name},", "-e", f"@{folder / 'vars.json'}", "-e", "gpuserve_hosts=all",
-        "-e", "ansible_connection=containers.podman.podman", "gpuserve.sglang.site", cwd=folder, env=env,
+        "-e", "ansible_connection=box", "gpuserve.sglang.site", cwd=folder, env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     assert "changed=0" in done.stdout
