@@ -37,8 +37,12 @@ clean: ## Remove the boxes, the images, the downloads and the virtual environmen
 test: setup ## Lint, unit tests, Molecule, integration
 	@tests/run
 
-.PHONY: lint unit engine molecule integration sanity benchmarks
-lint unit engine molecule integration sanity benchmarks: setup # One part of make test
+.PHONY: test-all
+test-all: setup ## The same, and what takes long: faults, switches, take-overs, benchmarks
+	@tests/run all
+
+.PHONY: lint unit engine molecule integration sanity slow benchmarks
+lint unit engine molecule integration sanity slow benchmarks: setup # One part of make test
 	@tests/run $@
 
 .PHONY: docs
