@@ -40,7 +40,7 @@ options:
         type: str
         default: 0.5.9
       profile:
-        description: Name of a built-in profile (V(eagle3-topk1-v2), V(eagle3-topk4-v1), V(baseline), V(cpu)) or of one
+        description: Name of a built-in profile (V(eagle3-topk1-v2), V(eagle3-topk4-v1), V(eagle3-topk4-nofusion), V(baseline), V(cpu)) or of one
           in O(_input.profiles).
         type: str
         default: eagle3-topk1-v2
