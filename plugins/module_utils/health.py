@@ -1127,16 +1127,46 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
+def read_settings(path: str) -> dict[str, Any]:
+    """The part `gate` of a settings file as arguments of `Options`. Raises ValueError: found, expected, what to do."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            document = json.load(stream)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}), expected the settings that site.yml writes: run it"
+        ) from error
+    part = document.get("gate") if isinstance(document, dict) else None
+    if not isinstance(part, dict):
+        raise ValueError(f"{path} holds no part named gate, expected what site.yml writes: run it")
+    given: dict[str, Any] = {}
+    # What this program does not know is left alone: a newer play may have written it.
+    for key, default in asdict(Options()).items():
+        if key not in part:
+            continue
+        kind, value = type(default), part[key]
+        if isinstance(value, bool) != (kind is bool) or (kind in (int, float) and not isinstance(value, (int, float))):
+            raise ValueError(f"{path}: gate.{key} is {value!r}, expected {kind.__name__}: correct it, or run site.yml")
+        given[key] = kind(value)
+    return given
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The gate as a program: progress and verdict on standard output; 0 ready, 1 not ready, 2 wrong options."""
-    parser = argparse.ArgumentParser(prog="health", description="Wait until the server serves.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="gate", description="Wait until the server serves.", allow_abbrev=False)
+    parser.add_argument("--settings", metavar="FILE", help="settings file; the other options go over what it says")
     for name, default in asdict(Options()).items():
         flag = "--" + name.replace("_", "-")
         if isinstance(default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction)
         else:
-            parser.add_argument(flag, type=type(default), default=default, metavar=type(default).__name__)
-    options = Options(**vars(parser.parse_args(argv)))
+            parser.add_argument(flag, type=type(default), metavar=type(default).__name__)
+    given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
+    try:
+        settings = given.pop("settings", "")
+        options = Options(**{**(read_settings(settings) if settings else {}), **given})
+    except ValueError as error:
+        parser.error(str(error))
     wrong = check_options(options)
     if wrong:
         parser.error(wrong)

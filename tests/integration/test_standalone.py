@@ -162,9 +162,8 @@ def test_one_number_of_a_profile_changes_unit_handbook_and_plan_together(tmp_pat
         values = {
             **facts, "deployment_plan": json.loads(plan_file.read_text()), "deployment_model_path": "/data/kimi-k2.5",
             "deployment_draft_model_path": "/data/draft", "deployment_state_dir": "/var/lib/sglang-kimi",
-            "deployment_cache_dir": "/var/cache/sglang-kimi", "sglang_service_health_request_timeout": 25,
-            "sglang_service_generation_timeout": 180, "sglang_service_generate": True,
-            "__sglang_service_gate_program": "/usr/local/lib/gate.py", "runbook_path": "/tmp/x", "sglang_release": {},
+            "deployment_cache_dir": "/var/cache/sglang-kimi", "__sglang_service_program": "/usr/bin/python3 /x",
+            "__sglang_service_settings_file": "/etc/x.json", "runbook_path": "/tmp/x", "sglang_release": {},
             "__runbook_last_start": {}, "__runbook_release": {},
             "gpu_preflight_report": {"waived": [], "warnings": []}, "ansible_connection": "local", "ansible_become": False,
             "ansible_python_interpreter": sys.executable,

@@ -37,6 +37,8 @@ def process(host, unit):
         ("/var/cache/sglang-kimi", 0o750, "sglang"),
         (f"{STATE}/production.md", 0o644, "root"),
         (f"{STATE}/last-start.json", 0o644, "root"),
+        ("/etc/gpuserve-sglang/sglang-kimi.json", 0o644, "root"),
+        ("/usr/local/lib/gpuserve-sglang/__main__.py", 0o644, "root"),
     ],
 )
 def test_file(host, path, mode, owner):
@@ -74,8 +76,24 @@ def test_unit_properties(unit):
 
 def test_started_means_served(host, unit):
     """The gate is part of the start, and it is the same program that the module runs."""
-    assert "/usr/local/lib/gpuserve-sglang-health.py --unit sglang-kimi.service" in unit["ExecStartPost"]
-    assert host.file("/usr/local/lib/gpuserve-sglang-health.py").mode == 0o644
+    assert (
+        "/usr/local/lib/gpuserve-sglang gate --settings /etc/gpuserve-sglang/sglang-kimi.json" in unit["ExecStartPost"]
+    )
+    gate = "/usr/bin/python3 -I -S /usr/local/lib/gpuserve-sglang gate --settings /etc/gpuserve-sglang/sglang-kimi.json"
+    said = host.run(f"{gate} --timeout 60")
+    assert (said.rc, said.stderr) == (0, "")
+    assert "sglang-kimi.service serves after" in said.stdout
+
+
+def test_settings_of_the_programs(host):
+    """They name the unit and the endpoint that are in place; the plan lies beside them; neither holds a secret."""
+    settings = json.loads(host.file("/etc/gpuserve-sglang/sglang-kimi.json").content_string)
+    plan = json.loads(host.file("/etc/gpuserve-sglang/sglang-kimi.plan.json").content_string)
+    assert settings["unit"] == UNIT
+    assert settings["endpoint"] == plan["endpoint"]
+    assert settings["state_dir"] == STATE
+    assert settings["plan_hash"] == plan["hash"]
+    assert settings["gate"]["port"] == PORT
 
 
 def test_exposure(host):

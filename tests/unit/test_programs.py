@@ -1,0 +1,101 @@
+"""The programs on the host: a folder that Python runs without Ansible, made of the modules' own code."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+ROLE = ROOT / "roles" / "sglang_service"
+UTILS = ROOT / "plugins" / "module_utils"
+VARS = yaml.safe_load((ROLE / "vars" / "main.yml").read_text())
+MODULES: list[str] = VARS["__sglang_service_modules"]
+PROGRAMS = ["gate", "liveness", "incident"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder as tasks/programs.yml fills it."""
+    root = tmp_path_factory.mktemp("gpuserve-sglang")
+    package = root / VARS["__sglang_service_package"]
+    package.mkdir(parents=True)
+    (root / "__main__.py").write_text((ROLE / "files" / "__main__.py").read_text())
+    for name in MODULES:
+        (package / f"{name}.py").write_text((UTILS / f"{name}.py").read_text())
+    return root
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", "-S", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def imports(path: Path) -> tuple[set[str], set[str]]:
+    """Modules of the collection that a file imports, and top names of everything else."""
+    ours: set[str] = set()
+    others: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            ours |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            others.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Import):
+            others |= {alias.name.split(".")[0] for alias in node.names}
+    return ours, others
+
+
+def test_the_list_holds_every_module_that_a_program_imports() -> None:
+    assert sorted(set(MODULES)) == MODULES, "in alphabetical order and each once"
+    for name in MODULES:
+        ours, others = imports(UTILS / f"{name}.py")
+        assert ours <= set(MODULES), f"{name}.py imports what is not copied"
+        assert others - set(sys.stdlib_module_names) == set(), f"{name}.py needs more than the standard library"
+
+
+def test_subcommands_are_named(folder: Path) -> None:
+    shown = run(folder, "--help")
+    assert shown.returncode == 0
+    for name in PROGRAMS:
+        assert f"\n  {name} " in f"\n{shown.stdout}"
+    wrong = run(folder, "gates")
+    assert wrong.returncode == 2
+    assert "found no subcommand 'gates', expected one of these" in wrong.stderr
+
+
+def test_the_gate_runs_from_its_folder(folder: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "x.json"
+    gate = {"unit": "", "port": 1, "timeout": 0.3, "generate": False, "of_a_newer_play": 1}
+    settings.write_text(json.dumps({"unit": "x.service", "gate": gate}))
+    done = run(folder, "gate", "--settings", str(settings))
+    assert done.returncode == 1, done.stderr
+    assert "on 127.0.0.1:1 within 0.3 s" in done.stdout
+    # What is said on the command line goes over the file.
+    assert "on 127.0.0.1:2 within" in run(folder, "gate", "--settings", str(settings), "--port", "2").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, ["cannot be read", "expected the settings that site.yml writes"]),
+        ("{", ["cannot be read", "expected the settings that site.yml writes"]),
+        ("[]", ["holds no part named gate"]),
+        ('{"gate": {"port": "30000"}}', ["gate.port is '30000', expected int"]),
+        ('{"gate": {"generate": 1}}', ["gate.generate is 1, expected bool"]),
+        ('{"gate": {"port": 0}}', ["port is 0, expected 1 to 65535"]),
+    ],
+)
+def test_settings_that_cannot_be_used_are_one_clear_error(folder: Path, tmp_path: Path, text: str, words: list) -> None:
+    settings = tmp_path / "x.json"
+    if text is not None:
+        settings.write_text(text)
+    done = run(folder, "gate", "--settings", str(settings))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
