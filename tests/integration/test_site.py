@@ -6,15 +6,12 @@ then what happens to a deployed box.
 
 from __future__ import annotations
 
-import json
-import shlex
 import threading
 import time
 
 import pytest
-from conftest import UNIT, Box
+from box_helpers import ANSWER, UNIT, Box
 
-ANSWER = "Hello from the sandbox: this tiny model runs on a real SGLang engine, and its answer is known."
 ROLES = ["deployment", "gpu_preflight", "nccl", "sglang", "sglang_service", "runbook"]
 
 # What is wrong, the variables that make it so, words that the one error must hold: found, expected, what to do.
@@ -50,7 +47,7 @@ class Killer:
 
     def kill(self) -> None:
         journal = f"journalctl -u {UNIT} -n 50 -o cat --since -5s"
-        wait_for(lambda: "server_args=" in self.box.sh(journal, check=False), 60)
+        self.box.wait_for(lambda: "server_args=" in self.box.sh(journal, check=False), 60)
         self.box.sh(f"systemctl kill --kill-whom=main -s SIGKILL {UNIT}")
         self.killed.append(time.monotonic())
 
@@ -87,7 +84,7 @@ def test_bad_input_is_one_clear_error_before_anything_changes(box: Box, case: st
 def test_check_mode_on_a_bare_box_predicts_and_changes_nothing(box: Box) -> None:
     before = box.fingerprint()
     run = box.play("site.yml", "--check", "--diff")
-    assert run.rc == 0, run.failure
+    assert run.rc == 0, run.report
     assert box.fingerprint() == before
     assert "Build the release, or find it complete" in run.changed
     assert "Write the unit" in run.changed
@@ -97,7 +94,7 @@ def test_check_mode_on_a_bare_box_predicts_and_changes_nothing(box: Box) -> None
 def test_a_taken_port_ends_the_play_before_the_engine_starts(box: Box) -> None:
     box.background("python3", "-m", "http.server", "30000", "--bind", "127.0.0.1")
     try:
-        wait_for(lambda: box.sh("ss -Hltn 'sport = :30000'") != "")
+        box.wait_for(lambda: box.sh("ss -Hltn 'sport = :30000'") != "")
         run = box.play("site.yml")
     finally:
         # The brackets keep the pattern from matching the shell that carries it.
@@ -126,7 +123,7 @@ def test_a_first_deployment_that_dies_is_stopped(box: Box) -> None:
 def test_site_serves_a_token(box: Box) -> None:
     """The whole path; the event stream shows the roles in their order and the gate's verdict."""
     run = box.play("site.yml")
-    assert run.rc == 0, run.failure
+    assert run.rc == 0, run.report
     assert run.stats["failures"] == 0
     roles = [e["event_data"].get("role") for e in run.of("playbook_on_task_start")]
     order = [r for i, r in enumerate(roles) if r and (i == 0 or roles[i - 1] != r)]
@@ -137,7 +134,7 @@ def test_site_serves_a_token(box: Box) -> None:
     assert result["last_status"] == "200"
     assert 1 < result["elapsed"] < 300
     assert result["generation"]["text"]
-    assert chat(box) == ANSWER
+    assert box.chat() == ANSWER
 
 
 def _first_seen(order: list[str]) -> list[str]:
@@ -161,7 +158,7 @@ def test_a_time_that_no_gate_can_keep_does_not_cost_the_server(box: Box) -> None
     assert "expected each of them to be a number of seconds above 0" in run.failure
     assert run.changed == []
     assert box.main_pid == pid > 0
-    assert chat(box) == ANSWER
+    assert box.chat() == ANSWER
 
 
 def test_the_handbook_alone_is_the_same_handbook(box: Box, tmp_path) -> None:
@@ -169,19 +166,19 @@ def test_the_handbook_alone_is_the_same_handbook(box: Box, tmp_path) -> None:
     play = tmp_path / "runbook.yml"
     play.write_text("- hosts: gpu_servers\n  gather_facts: false\n  roles: [gpuserve.sglang.runbook]\n")
     for run in (box.play("site.yml", "--tags", "runbook_render"), box.play(str(play))):
-        assert run.rc == 0, run.failure
+        assert run.rc == 0, run.report
         assert run.changed == []
 
 
 def test_an_added_package_is_named_and_taken_away(box: Box) -> None:
-    python = box.sh(f"tr '\\0' ' ' </proc/{box.main_pid}/cmdline").split()[0]
+    python = box.command_line.split()[0]
     site = box.sh(f"{python} -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))'")
     info = f"{site}/stray-1.0.dist-info"
     lines = "Metadata-Version: 2.1\\nName: stray\\nVersion: 1.0\\n"
     box.sh(f"mkdir {info} && printf '{lines}' >{info}/METADATA && echo 'stray-1.0.dist-info/METADATA,,' >{info}/RECORD")
     box.sh(f"echo 'stray-1.0.dist-info/RECORD,,' >>{info}/RECORD")
     run = box.play("site.yml")
-    assert run.rc == 0, run.failure
+    assert run.rc == 0, run.report
     assert "Build the release, or find it complete" in run.changed
     assert "stray" in run.stdout
     assert box.sh(f"ls -d {info}", check=False) == ""
@@ -190,7 +187,7 @@ def test_an_added_package_is_named_and_taken_away(box: Box) -> None:
 def test_check_mode_on_a_serving_box_changes_nothing(box: Box) -> None:
     pid = box.main_pid
     run = box.play("site.yml", "--check", "--diff")
-    assert run.rc == 0, run.failure
+    assert run.rc == 0, run.report
     assert run.changed == []
     assert box.main_pid == pid
 
@@ -201,10 +198,10 @@ def test_a_changed_setting_restarts_once_and_says_why(box: Box) -> None:
     assert "will be restarted" in check.stdout
     assert box.main_pid == pid
     run = box.play("site.yml", deployment_overrides={"max_running_requests": 6})
-    assert run.rc == 0, run.failure
+    assert run.rc == 0, run.report
     assert "another plan" in run.stdout
     assert box.main_pid != pid
-    words = box.sh(f"tr '\\0' ' ' </proc/{box.main_pid}/cmdline")
+    words = box.command_line
     assert "--max-running-requests 6" in words
     assert box.play("site.yml", deployment_overrides={"max_running_requests": 6}).changed == []
 
@@ -215,7 +212,7 @@ def test_an_interrupted_play_is_repaired(box: Box) -> None:
     box.play("site.yml", "--tags", "sglang_service_configure")
     assert box.main_pid == pid
     run = box.play("site.yml")
-    assert run.rc == 0, run.failure
+    assert run.rc == 0, run.report
     assert "Start the service" in run.changed
     assert box.main_pid != pid
 
@@ -232,8 +229,8 @@ def test_death_during_the_gate_is_seen_within_five_seconds_and_taken_back(box: B
     assert "Last journal lines" in run.failure
     assert "serves again with the last good one" in run.failure
     assert box.sh(f"cat /etc/systemd/system/{UNIT}") == before
-    assert "--max-running-requests 8" in box.sh(f"tr '\\0' ' ' </proc/{box.main_pid}/cmdline")
-    assert chat(box) == ANSWER
+    assert "--max-running-requests 8" in box.command_line
+    assert box.chat() == ANSWER
     assert box.play("site.yml").changed == []
 
 
@@ -249,34 +246,18 @@ def test_when_the_last_good_one_fails_too_nothing_restarts_for_ever(box: Box) ->
 
 def test_recovery_after_the_failed_deployment(box: Box) -> None:
     run = box.play("site.yml")
-    assert run.rc == 0, run.failure
-    assert chat(box) == ANSWER
+    assert run.rc == 0, run.report
+    assert box.chat() == ANSWER
 
 
 def test_the_operator_rolls_back_and_forward(box: Box) -> None:
     """The deployment before the present one is put back without a build, and site.yml goes forward again."""
     assert box.play("site.yml", deployment_overrides={"max_running_requests": 7}).rc == 0
     run = box.play("playbooks/rollback.yml")
-    assert run.rc == 0, run.failure
-    assert "--max-running-requests 8" in box.sh(f"tr '\\0' ' ' </proc/{box.main_pid}/cmdline")
-    assert chat(box) == ANSWER
+    assert run.rc == 0, run.report
+    assert "--max-running-requests 8" in box.command_line
+    assert box.chat() == ANSWER
     pid = box.main_pid
     # The handbook still speaks of the deployment that was taken back; nothing else is left to do.
     assert box.play("site.yml").changed == ["Write the handbook"]
     assert box.main_pid == pid
-
-
-def chat(box: Box) -> str:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 64, "temperature": 0.7}
-    answer = box.sh(
-        "curl -sf -H 'Content-Type: application/json' "
-        f"-d {shlex.quote(json.dumps(body))} http://127.0.0.1:30000/v1/chat/completions"
-    )
-    return json.loads(answer)["choices"][0]["message"]["content"]
-
-
-def wait_for(condition, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.2)

@@ -27,19 +27,19 @@ def test_a_playbook_with_one_role(box: Box, tmp_path) -> None:
     assert box.play(str(play)).changed == []
 
 
-def test_plan_against_what_runs(box: Box) -> None:
+def test_plan_against_what_runs(serving_box: Box) -> None:
     """--diff shows the one flag that differs, and that a restart would follow; nothing is touched."""
-    pid = box.main_pid
-    same = box.play("playbooks/plan.yml", "--diff")
+    pid = serving_box.main_pid
+    same = serving_box.play("playbooks/plan.yml", "--diff")
     assert same.rc == 0, same.failure
     assert "Restart: no, the running process follows this plan." in same.stdout
-    other = box.play("playbooks/plan.yml", "--diff", deployment_overrides={"max_running_requests": 4})
+    other = serving_box.play("playbooks/plan.yml", "--diff", deployment_overrides={"max_running_requests": 4})
     assert "Restart: yes, the running process follows another plan" in other.stdout
     assert "What runs is what is planned." in same.stdout
     assert "---max-running-requests 8" in other.stdout
     assert "+--max-running-requests 4" in other.stdout
     assert other.changed == []
-    assert box.main_pid == pid > 0
+    assert serving_box.main_pid == pid > 0
 
 
 def test_production_inventory() -> None:
@@ -126,7 +126,7 @@ def test_the_tarball_is_clean(installed) -> None:
     assert not [name for name in names if name.endswith((".pyc", ".tar.gz"))]
 
 
-def test_the_installed_playbook_runs(installed, box: Box) -> None:
+def test_the_installed_playbook_runs(installed, serving_box: Box) -> None:
     """`gpuserve.sglang.site` by its name, far from the checkout, on a box that is already right: nothing changes."""
     folder, _, env = installed
     values = subprocess.run(
@@ -139,7 +139,7 @@ def test_the_installed_playbook_runs(installed, box: Box) -> None:
     variables["sglang_steps"][0]["requirements"] = lines
     (folder / "vars.json").write_text(json.dumps(variables))
     done = ansible(
-        "ansible-playbook", "-i", f"{box.name},", "-e", f"@{folder / 'vars.json'}", "-e", "gpuserve_hosts=all",
+        "ansible-playbook", "-i", f"{serving_box.name},", "-e", f"@{folder / 'vars.json'}", "-e", "gpuserve_hosts=all",
         "-e", "ansible_connection=box", "gpuserve.sglang.site", cwd=folder, env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]

@@ -77,19 +77,28 @@ def test_one_line_for_each_change_and_none_for_a_counter(play):
 def test_silence_is_broken_while_a_window_lasts(play, monkeypatch):
     monkeypatch.setattr(action, "PROGRESS_EVERY", 0.5)
     module = Module([seen("warming", "warm-up", "503"), seen("ready")], takes=1.6)
+    began = time.monotonic()
     play(module, unit="", port=31000, timeout="60")
     assert play.lines[0] == "127.0.0.1:31000 on box: 0:00/1:00 waiting for the first answer"
-    # Two windows of 1.6 s with a line every half second, one change, and the end.
-    assert 6 <= len(play.lines) <= 9
-    assert "127.0.0.1:31000 on box: 0:02/1:00 warming up - warm-up (503)" in play.lines
+    # Two windows of 1.6 s with a line every half second: what is known is said again, but not all the time.
+    again = [line for line in play.lines if line.endswith("/1:00 warming up - warm-up (503)")]
+    assert len(again) >= 2
+    assert len(play.lines) <= 5 + 2 * (time.monotonic() - began)
 
 
-def test_total_time_and_knowledge_go_from_window_to_window(play):
-    module = Module([seen("warming"), seen("warming"), seen("ready")], takes=0.2)
-    result = play(module, timeout=60)
+def test_total_time_and_knowledge_go_from_window_to_window(play, monkeypatch):
+    now = [100.0]
+    # A clock that moves when the module works, so that the numbers are exact however busy this machine is.
+    monkeypatch.setattr(action, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    module = Module([seen("warming"), seen("warming"), seen("ready")])
+
+    def works(**arguments):
+        now[0] += 5.0
+        return module(**arguments)
+
+    result = play(works, timeout=60)
     first, second, third = (call["_since"] for call in module.calls)
-    assert first["elapsed"] < 0.1
-    assert 0.2 <= second["elapsed"] < 0.4 <= third["elapsed"] < 0.8
+    assert [since["elapsed"] for since in (first, second, third)] == [0.0, 5.0, 10.0]
     assert "main_pid" not in first
     assert second["main_pid"] == third["main_pid"] == 7
     assert [call["_window"] for call in module.calls] == [1, 5, 5]
@@ -132,7 +141,7 @@ def test_lost_connection_that_stays_lost_is_unreachable_at_the_end_of_the_budget
     module = Module([seen("warming"), AnsibleConnectionFailure("no route to host")])
     began = time.monotonic()
     result = play(module, timeout=0.5)
-    assert 0.3 < time.monotonic() - began < 1.5
+    assert 0.3 < time.monotonic() - began < 10  # not its FIRST_CONTACT of a minute
     assert result["unreachable"]
     assert result["msg"].startswith("the connection was lost while the gate waited")
     assert result["msg"].endswith("no route to host")

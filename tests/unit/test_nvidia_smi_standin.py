@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,8 +40,13 @@ H200 = {
 
 def smi(*words: str, state: str | Path | Mapping[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
     if isinstance(state, Mapping):
-        path = folder / "state.json"
-        path.write_text(json.dumps(state))
+        # In one step, under a name of its own: `inspected` asks from four threads at once.
+        text = json.dumps(state)
+        path = folder / f"state-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+        if not path.exists():
+            written = folder / f"{threading.get_ident()}.json"
+            written.write_text(text)
+            written.replace(path)
     else:
         path = STATES / f"{state}.json"
     return subprocess.run(
