@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does the server serve? One program for the play, for ExecStartPost= and for the liveness timer.
 
-Observation (systemd, journal, HTTP, /proc) and decision (`decide`, a pure function) are apart. Standard library only.
+Observation (health_host, health_http) and decision (`decide`, a pure function) are apart; every name of the parts can be
+imported from here. Standard library only.
 Times are seconds. Sources of the numbers: docs on the engine's life cycle (a 200 from /health takes about 1 s, a 503 of
 a dead scheduler 20 s, the first sampled request of a cold host 98 s because kernels are compiled for it).
 """
@@ -10,32 +11,137 @@ a dead scheduler 20 s, the first sampled request of a cold host 98 s because ker
 from __future__ import annotations
 
 import argparse
-import contextlib
-import http.client
 import json
-import os
 import re
-import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-REFUSED = "refused"
-WARMING = "warming"
-READY = "ready"
-FAILED = "failed"
-FOREIGN = "foreign"
-TIMEOUT = "timeout"
-GENERATION_FAILED = "generation_failed"
-STATES = (REFUSED, WARMING, READY, FAILED, FOREIGN, TIMEOUT, GENERATION_FAILED)
-# States that another look can change; every other state ends the gate.
-INTERIM = frozenset({REFUSED, WARMING})
+from .health_host import (
+    NOBODY,
+    OTHERS,
+    OURS,
+    UNCHECKED,
+    UNIT_PROPERTIES,
+    UNKNOWN,
+    CommandResult,
+    Owner,
+    ProcessStatus,
+    Runner,
+    UnitStatus,
+    descendants,
+    describe_process,
+    listening_inodes,
+    observe_journal,
+    observe_owner,
+    observe_process,
+    observe_unit,
+    parse_unit,
+    resolve,
+    run_command,
+    unit_pids,
+)
+from .health_http import (
+    BODY_LIMIT,
+    Generation,
+    HttpAnswer,
+    HttpRequest,
+    PendingAnswer,
+    Requester,
+    generation_body,
+    judge_generation,
+)
+from .health_text import (
+    FAILED,
+    FOREIGN,
+    GENERATION_FAILED,
+    INTERIM,
+    READY,
+    REFUSED,
+    STATES,
+    TIMEOUT,
+    WARMING,
+    WORDS,
+    Progress,
+    clock_text,
+    last_pieces,
+    parse_progress,
+    phase_name,
+    progress_line,
+    scrub,
+    seconds_text,
+)
+
+__all__ = [
+    "BODY_LIMIT",
+    "DEATH_GRACE",
+    "FAILED",
+    "FOREIGN",
+    "GENERATION_FAILED",
+    "GENERATION_TRIES",
+    "INTERIM",
+    "JOURNAL_INTERVAL",
+    "LIFE_INTERVAL",
+    "NOBODY",
+    "OTHERS",
+    "OURS",
+    "READY",
+    "REFUSED",
+    "STATES",
+    "SYSTEMCTL_PATIENCE",
+    "TIMEOUT",
+    "UNCHECKED",
+    "UNIT_PROPERTIES",
+    "UNKNOWN",
+    "WARMING",
+    "WORDS",
+    "CommandResult",
+    "Gate",
+    "Generation",
+    "HttpAnswer",
+    "HttpRequest",
+    "Observation",
+    "Options",
+    "Owner",
+    "PendingAnswer",
+    "ProcessStatus",
+    "Progress",
+    "Requester",
+    "Runner",
+    "Since",
+    "UnitStatus",
+    "Verdict",
+    "check_options",
+    "clock_text",
+    "decide",
+    "descendants",
+    "describe_process",
+    "generation_body",
+    "judge_generation",
+    "judge_life",
+    "last_pieces",
+    "listening_inodes",
+    "main",
+    "observe_journal",
+    "observe_owner",
+    "observe_process",
+    "observe_unit",
+    "parse_progress",
+    "parse_unit",
+    "phase_name",
+    "progress_line",
+    "read_settings",
+    "resolve",
+    "run_command",
+    "scrub",
+    "seconds_text",
+    "unit_name",
+    "unit_pids",
+]
 
 LIFE_INTERVAL = 0.5
 JOURNAL_INTERVAL = 3.0
@@ -47,562 +153,8 @@ SYSTEMCTL_PATIENCE = 10.0
 _NO_SYSTEMD = re.compile(r"command not found|not been booted with systemd")
 # A sampled answer can be empty by chance (end of text as first token), but hardly three times.
 GENERATION_TRIES = 3
-BODY_LIMIT = 1 << 20
 
-# --------------------------------------------------------------------------------------------------- secrets
-
-_SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
-    # The engine prints api_key='...' in its ServerArgs line; None means that there is none and stays readable.
-    (re.compile(r"""(?i)(["']?\w*api[_-]?key["']?\s*[=:]\s*)(["'])(?:\\.|(?!\2).)*\2"""), r"\1\2***\2"),
-    (re.compile(r"""(?i)(--[\w-]*api[_-]key(?:["']?\s*,\s*|\s+|=))(["'])(?:\\.|(?!\2).)*\2"""), r"\1\2***\2"),
-    (re.compile(r"""(?i)(--[\w-]*api[_-]key(?:\s+|=))(?!["'*])\S+"""), r"\1***"),
-    (re.compile(r"""(?i)(?<![-\w])((?:\w+_)?api_key\s*[=:]\s*)(?!None\b|["'*])[^\s,;)\]}]+"""), r"\1***"),
-    (re.compile(r"""(?i)(\bbearer\s+)[^\s"',;]+"""), r"\1***"),
-    (re.compile(r"""(?i)(authorization["']?\s*[:=]\s*["']?)(?!\s|["']|bearer\b)[^"'\n]+"""), r"\1***"),
-    (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), "hf_***"),
-)
-
-
-def scrub(text: str) -> str:
-    """Take API keys and tokens out of text that leaves the host."""
-    for pattern, replacement in _SECRETS:
-        text = pattern.sub(replacement, text)
-    return text
-
-
-# --------------------------------------------------------------------------------------------------- progress
-
-_STEPS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"server_args=ServerArgs\("), "starting"),
-    (re.compile(r"Init torch distributed begin"), "distributed init"),
-    (re.compile(r"shards?:\s+\d+%.*?\|\s*(?P<done>\d+)/(?P<total>\d+) \["), "weights"),
-    (re.compile(r"Load weight begin"), "weights"),
-    (re.compile(r"Load weight end|KV Cache is allocated"), "KV cache"),
-    (re.compile(r"Capture draft cuda graph begin"), "draft CUDA graphs"),
-    (re.compile(r"Capture (?:\w+ )?cuda graph begin"), "CUDA graphs"),
-    # The bar does not say whose graphs it captures: it keeps the name that the line before gave.
-    (re.compile(r"Capturing batches .*?\|\s*(?P<done>\d+)/(?P<total>\d+) \["), ""),
-    (re.compile(r"max_total_num_tokens=\d+, chunked_prefill_size"), "HTTP start"),
-    (re.compile(r"Uvicorn running on "), "warm-up"),
-)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far the start is: `weights 12/64`."""
-
-    name: str = ""
-    done: int = 0
-    total: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.done}/{self.total}" if self.total else self.name
-
-
-def parse_progress(lines: Iterable[str]) -> Progress:
-    """Last phase that the engine's log lines show; `ready to roll` is no phase, because it proves nothing."""
-    progress = Progress()
-    for line in lines:
-        # A tqdm bar rewrites its line with carriage returns: to the journal all of them are one line.
-        for part in line.split("\r"):
-            for pattern, name in _STEPS:
-                found = pattern.search(part)
-                if found is None:
-                    continue
-                counts = found.groupdict()
-                total = int(counts.get("total") or 0)
-                name = name or (progress.name if "CUDA graphs" in progress.name else "CUDA graphs")
-                progress = Progress(name, int(counts.get("done") or 0), total)
-                break
-    return progress
-
-
-def phase_name(phase: str) -> str:
-    """`weights 12/64` -> `weights`: a counter that moves is no change of phase."""
-    return re.sub(r" \d+/\d+$", "", phase)
-
-
-def clock_text(seconds: float) -> str:
-    """105 -> `1:45`."""
-    whole = max(0, int(seconds))
-    hours, rest = divmod(whole, 3600)
-    minutes, secs = divmod(rest, 60)
-    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
-
-
-def seconds_text(seconds: float) -> str:
-    """42.0 -> `42`, 0.53 -> `0.5`."""
-    return f"{seconds:.0f}" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f}"
-
-
-_WORDS = {
-    REFUSED: "loading",
-    WARMING: "warming up",
-    READY: "ready",
-    FAILED: "failed",
-    FOREIGN: "port held by someone else",
-    TIMEOUT: "out of time",
-    GENERATION_FAILED: "generation failed",
-}
-
-
-def progress_line(
-    label: str, host: str, elapsed: float, budget: float, state: str, phase: str = "", status: str = ""
-) -> str:
-    """`sglang-kimi on box: 1:45/15:00 warming up - weights 12/64 (503)`."""
-    line = f"{label} on {host}: {clock_text(elapsed)}/{clock_text(budget)} {_WORDS.get(state, state)}"
-    if phase and state in INTERIM and phase != _WORDS.get(state):
-        line += f" - {phase}"
-    return line + (f" ({status})" if status else "")
-
-
-# --------------------------------------------------------------------------------------------------- commands
-
-
-@dataclass(frozen=True)
-class CommandResult:
-    """What a command said; rc 127: there is no such command, 124: it took too long."""
-
-    rc: int
-    out: str = ""
-    err: str = ""
-
-
-Runner = Callable[[Sequence[str], float], CommandResult]
-
-
-def run_command(argv: Sequence[str], timeout: float) -> CommandResult:
-    """Run a command without a shell, in the C locale."""
-    env = {**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": ""}
-    try:
-        done = subprocess.run(
-            list(argv), capture_output=True, timeout=timeout, env=env, stdin=subprocess.DEVNULL, check=False
-        )
-    except FileNotFoundError:
-        return CommandResult(127, err=f"{argv[0]}: command not found")
-    except subprocess.TimeoutExpired:
-        return CommandResult(124, err=f"{argv[0]}: no answer within {timeout:.0f} s")
-    except OSError as error:
-        return CommandResult(126, err=f"{argv[0]}: {error}")
-    return CommandResult(
-        done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
-    )
-
-
-# --------------------------------------------------------------------------------------------------- systemd
-
-UNIT_PROPERTIES = (
-    "LoadState,ActiveState,SubState,MainPID,ExecMainStatus,ExecMainCode,ExecMainStartTimestampMonotonic,"
-    "ExecMainExitTimestampMonotonic,Result,NRestarts,InvocationID,ControlGroup,Job"
-)
-
-
-@dataclass(frozen=True)
-class UnitStatus:
-    """Properties of a unit as `systemctl show` prints them; `error` when it could not be asked."""
-
-    name: str
-    load_state: str = ""
-    active_state: str = ""
-    sub_state: str = ""
-    main_pid: int = 0
-    exec_main_code: int = 0
-    exec_main_status: int = 0
-    run_seconds: float = 0.0
-    result: str = ""
-    n_restarts: int = 0
-    invocation_id: str = ""
-    control_group: str = ""
-    job: bool = False
-    error: str = ""
-
-    def public(self) -> dict[str, Any]:
-        """What the module returns."""
-        inner = ("load_state", "run_seconds", "control_group", "job", "error")
-        return {key: value for key, value in asdict(self).items() if key not in inner}
-
-    def exit_text(self) -> str:
-        """How the main process ended: `status=9/KILL`, `status=2`; empty while it runs."""
-        if self.exec_main_code in (2, 3):
-            try:
-                name = signal.Signals(self.exec_main_status).name.removeprefix("SIG")
-            except ValueError:
-                name = "?"
-            text = f"status={self.exec_main_status}/{name}" + (" (core dumped)" if self.exec_main_code == 3 else "")
-        elif self.exec_main_code == 1:
-            text = f"status={self.exec_main_status}"
-        else:
-            text = ""
-        if self.result not in ("", "success", "exit-code", "signal", "core-dump"):
-            text = f"{text}, result={self.result}" if text else f"result={self.result}"
-        return text
-
-
-def _number(text: str | None) -> int:
-    # systemd prints `[not set]` and 2^64-1 for what it does not know.
-    return int(text) if text and text.isdigit() and len(text) < 19 else 0
-
-
-def parse_unit(name: str, text: str) -> UnitStatus:
-    """`systemctl show` output to a status."""
-    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    started = _number(values.get("ExecMainStartTimestampMonotonic"))
-    ended = _number(values.get("ExecMainExitTimestampMonotonic"))
-    return UnitStatus(
-        name=name,
-        load_state=values.get("LoadState", ""),
-        active_state=values.get("ActiveState", ""),
-        sub_state=values.get("SubState", ""),
-        main_pid=_number(values.get("MainPID")),
-        exec_main_code=_number(values.get("ExecMainCode")),
-        exec_main_status=_number(values.get("ExecMainStatus")),
-        run_seconds=(ended - started) / 1e6 if ended > started > 0 else 0.0,
-        result=values.get("Result", ""),
-        n_restarts=_number(values.get("NRestarts")),
-        invocation_id=values.get("InvocationID", ""),
-        control_group=values.get("ControlGroup", ""),
-        job=_number(values.get("Job")) > 0,
-    )
-
-
-def observe_unit(name: str, run: Runner = run_command) -> UnitStatus:
-    """Ask systemd about a unit."""
-    answer = run(["systemctl", "show", "--no-pager", "-p", UNIT_PROPERTIES, "--", name], 5.0)
-    if answer.rc != 0 or "ActiveState=" not in answer.out:
-        return UnitStatus(name, error=(answer.err or answer.out).strip() or f"systemctl ended with status {answer.rc}")
-    return parse_unit(name, answer.out)
-
-
-def observe_journal(
-    unit: str, invocation_id: str, lines: int, run: Runner = run_command, limit: float = 5.0
-) -> list[str]:
-    """Last journal lines of this run of the unit (both the engine's and systemd's about it), without secrets."""
-    if lines <= 0:
-        return []
-    base = ["journalctl", "--no-pager", "--quiet", "--all", "-o", "cat", "-n", str(lines)]
-    ways = [[*base, "-u", unit]]
-    if invocation_id:
-        # The engine's own lines carry _SYSTEMD_INVOCATION_ID, those of systemd about the unit INVOCATION_ID.
-        own = [f"_SYSTEMD_INVOCATION_ID={invocation_id}", "+", f"INVOCATION_ID={invocation_id}", "_PID=1"]
-        ways.insert(0, [*base, *own])
-    for argv in ways:
-        answer = run(argv, limit)
-        if answer.rc == 0 and answer.out.strip():
-            # splitlines() would also cut at the carriage returns of a progress bar and lose count of the lines.
-            return [scrub(line.rstrip()) for line in answer.out.split("\n") if line.strip()][-lines:]
-    return []
-
-
-def last_pieces(lines: Iterable[str], limit: int = 400) -> list[str]:
-    """Journal lines for people: of a progress bar only its last state, and no line without end."""
-    shown = (line.rstrip().rsplit("\r", 1)[-1].strip() for line in lines)
-    return [line if len(line) <= limit else line[:limit] + " ..." for line in shown if line]
-
-
-# --------------------------------------------------------------------------------------------------- processes
-
-
-@dataclass(frozen=True)
-class ProcessStatus:
-    """A process without a unit; `started` (clock ticks since boot) tells it from a later one with the same number."""
-
-    pid: int
-    alive: bool
-    started: str = ""
-
-
-def observe_process(pid: int, proc: Path = Path("/proc")) -> ProcessStatus:
-    """Is the process there and not a zombie?"""
-    try:
-        # The command in parentheses may hold blanks and parentheses itself.
-        fields = (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        return ProcessStatus(pid, fields[0] not in ("Z", "X"), fields[19])
-    except (OSError, IndexError):
-        return ProcessStatus(pid, False)
-
-
-def descendants(pid: int, proc: Path = Path("/proc")) -> set[int]:
-    """The process and everything below it."""
-    children: dict[int, list[int]] = {}
-    for entry in proc.glob("[0-9]*"):
-        try:
-            parent = int((entry / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1])
-        except (OSError, IndexError, ValueError):
-            continue
-        children.setdefault(parent, []).append(int(entry.name))
-    found: set[int] = set()
-    todo = [pid]
-    while todo:
-        current = todo.pop()
-        if current not in found:
-            found.add(current)
-            todo.extend(children.get(current, []))
-    return found
-
-
-def unit_pids(unit: UnitStatus, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> set[int]:
-    """Processes in the unit's control group; where that cannot be read, the main process and its descendants."""
-    found: set[int] = {unit.main_pid} if unit.main_pid else set()
-    if unit.control_group and unit.control_group != "/":
-        for root in (cgroups, cgroups / "systemd"):
-            for path in (root / unit.control_group.lstrip("/")).rglob("cgroup.procs"):
-                try:
-                    found.update(int(line) for line in path.read_text("ascii").split())
-                except (OSError, ValueError):
-                    continue
-    if len(found) < 2 and unit.main_pid:
-        found |= descendants(unit.main_pid, proc)
-    return found
-
-
-# --------------------------------------------------------------------------------------------------- the socket
-
-OURS = "ours"
-OTHERS = "others"
-NOBODY = "nobody"
-UNKNOWN = "unknown"
-UNCHECKED = "unchecked"
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Who listens on the port: ours, others, nobody (of this host), unknown (not allowed to look), unchecked."""
-
-    kind: str = UNCHECKED
-    holders: tuple[str, ...] = ()
-
-
-def _decode_address(text: str) -> str:
-    # The kernel prints addresses as hexadecimal 32-bit words in host byte order.
-    words = [bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8)]
-    raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
-    if len(raw) == 16 and raw[:12] == b"\0" * 10 + b"\xff\xff":
-        raw = raw[12:]
-    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
-
-
-def listening_inodes(addresses: Iterable[str], port: int, proc: Path = Path("/proc")) -> set[str]:
-    """Inodes of the sockets that a connection to one of the addresses would reach: the most specific ones."""
-    exact: set[str] = set()
-    general: set[str] = set()
-    wanted = set(addresses)
-    for table in ("tcp", "tcp6"):
-        try:
-            rows = (proc / "net" / table).read_text("ascii").splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            cells = row.split()
-            if len(cells) < 10 or cells[3] != "0A":
-                continue
-            address, __, port_hex = cells[1].partition(":")
-            if int(port_hex, 16) != port:
-                continue
-            local = _decode_address(address)
-            if local in wanted:
-                exact.add(cells[9])
-            elif local in ("0.0.0.0", "::"):
-                general.add(cells[9])
-    return exact or general
-
-
-def _socket_inodes(pid: int, proc: Path) -> set[str] | None:
-    """Inodes of a process' sockets; None when it may not be looked at."""
-    found: set[str] = set()
-    try:
-        entries = os.listdir(proc / str(pid) / "fd")
-    except PermissionError:
-        return None
-    except OSError:
-        return found
-    for entry in entries:
-        try:
-            target = os.readlink(proc / str(pid) / "fd" / entry)
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            found.add(target[8:-1])
-    return found
-
-
-def describe_process(pid: int, proc: Path = Path("/proc")) -> str:
-    """`pid 4711 (python3 -m http.server)`, shortened and without secrets."""
-    try:
-        command = (proc / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
-    except OSError:
-        command = ""
-    command = scrub(command)
-    return f"pid {pid}" + (f" ({command[:100]}{' ...' if len(command) > 100 else ''})" if command else "")
-
-
-def resolve(host: str) -> list[str]:
-    """Addresses of a host name; the text itself where it cannot be resolved."""
-    try:
-        return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
-    except OSError:
-        return [host]
-
-
-def observe_owner(
-    addresses: Iterable[str], port: int, pids: Callable[[], set[int]], proc: Path = Path("/proc")
-) -> Owner:
-    """Whose listening socket would answer?"""
-    inodes = listening_inodes(addresses, port, proc)
-    if not inodes:
-        return Owner(NOBODY)
-    hidden = False
-    ours = set()
-    for pid in pids():
-        sockets = _socket_inodes(pid, proc)
-        if sockets is None:
-            hidden = True
-        else:
-            ours |= inodes & sockets
-    if ours == inodes:
-        return Owner(OURS)
-    if hidden:
-        return Owner(UNKNOWN)
-    # Only for the message: somebody else has it, so the whole host is searched for the name.
-    rest = inodes - ours
-    holders = []
-    for entry in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
-        if rest & (_socket_inodes(int(entry.name), proc) or set()):
-            holders.append(describe_process(int(entry.name), proc))
-    return Owner(OTHERS, tuple(holders[:3]))
-
-
-# --------------------------------------------------------------------------------------------------- HTTP
-
-
-@dataclass(frozen=True)
-class HttpAnswer:
-    """Status 0: no answer, and `error` is one of refused, timeout, broken."""
-
-    status: int = 0
-    error: str = ""
-    body: str = ""
-    seconds: float = 0.0
-    detail: str = ""
-
-    def text(self) -> str:
-        """For people: `503`, `refused`, `timeout`."""
-        return str(self.status) if self.status else self.error
-
-
-class PendingAnswer(Protocol):
-    """A request under way."""
-
-    def wait(self, seconds: float) -> HttpAnswer | None:
-        """Wait at most so long for the answer."""
-
-    def abort(self) -> None:
-        """Give the request up."""
-
-
-class HttpRequest:
-    """One HTTP request in a thread, so that the unit can be watched meanwhile. Proxies of the environment are not asked."""
-
-    def __init__(self, host: str, port: int, method: str, path: str, body: Any = None, timeout: float = 25.0) -> None:
-        self._connection = http.client.HTTPConnection(host, port, timeout=timeout)
-        self._call = (method, path, None if body is None else json.dumps(body))
-        self._answer: HttpAnswer | None = None
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True, name=f"{method} {path}")
-        self._thread.start()
-
-    def _work(self) -> None:
-        began = time.monotonic()
-        method, path, body = self._call
-        try:
-            headers = {"Connection": "close", "User-Agent": "gpuserve-health-gate"}
-            if body is not None:
-                headers["Content-Type"] = "application/json"
-            self._connection.request(method, path, body=body, headers=headers)
-            response = self._connection.getresponse()
-            text = response.read(BODY_LIMIT).decode("utf-8", "replace")
-            answer = HttpAnswer(response.status, "", text, time.monotonic() - began)
-        except ConnectionRefusedError:
-            answer = HttpAnswer(error="refused", seconds=time.monotonic() - began)
-        except TimeoutError:
-            answer = HttpAnswer(error="timeout", seconds=time.monotonic() - began)
-        # AttributeError, ValueError: abort() closed the connection under the reader.
-        except (OSError, http.client.HTTPException, AttributeError, ValueError) as error:
-            detail = f"{type(error).__name__}: {error}"
-            answer = HttpAnswer(error="broken", seconds=time.monotonic() - began, detail=detail)
-        finally:
-            self._connection.close()
-        self._answer = answer
-        self._done.set()
-
-    def wait(self, seconds: float) -> HttpAnswer | None:
-        """Wait at most so long for the answer."""
-        self._done.wait(max(0.0, seconds))
-        return self._answer
-
-    def abort(self) -> None:
-        """Give the request up: close the connection under it."""
-        held = self._connection.sock
-        if held is not None:
-            with contextlib.suppress(OSError):
-                held.shutdown(socket.SHUT_RDWR)
-
-
-Requester = Callable[[str, int, str, str, Any, float], PendingAnswer]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """The one real answer."""
-
-    ok: bool
-    text: str = ""
-    tokens: int = 0
-    seconds: float = 0.0
-    error: str = ""
-
-    def public(self) -> dict[str, Any]:
-        """What the module returns."""
-        return {"text": self.text, "tokens": self.tokens, "seconds": round(self.seconds, 2)}
-
-
-def judge_generation(answer: HttpAnswer) -> Generation:
-    """A chat completion counts when there is text in it; a reasoning model may have put all of it into its thoughts."""
-    if answer.status == 0:
-        what = {"timeout": "no answer within", "refused": "connection refused after"}.get(
-            answer.error, f"the connection broke ({answer.detail or answer.error}) after"
-        )
-        return Generation(False, seconds=answer.seconds, error=f"{what} {answer.seconds:.1f} s")
-    if answer.status != 200:
-        excerpt = scrub(" ".join(answer.body.split())[:300])
-        return Generation(False, seconds=answer.seconds, error=f"HTTP {answer.status}: {excerpt}".rstrip(": "))
-    try:
-        data = json.loads(answer.body)
-        message = data["choices"][0]["message"]
-        pieces = [message.get(key) for key in ("content", "reasoning_content", "reasoning")]
-        text = next((piece for piece in pieces if isinstance(piece, str) and piece.strip()), "")
-        usage = data.get("usage") or {}
-        tokens = int(usage.get("completion_tokens") or 0)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        excerpt = scrub(" ".join(answer.body.split())[:300])
-        return Generation(False, seconds=answer.seconds, error=f"HTTP 200, but no chat completion: {excerpt}")
-    if not text:
-        return Generation(False, "", tokens, answer.seconds, "HTTP 200, but the answer has no text")
-    return Generation(True, text, tokens, answer.seconds)
-
-
-def generation_body(model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
-    """Sampling on purpose: greedy requests leave the sampling kernels uncompiled for the first user to wait for."""
-    return {
-        "model": model,
-        "messages": [{"role": "user", "content": prompt}],
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "max_tokens": max_tokens,
-        "stream": False,
-    }
-
-
-# --------------------------------------------------------------------------------------------------- decision
+# ----------------------------------------------------------------------------------------------------------- decision
 
 
 @dataclass(frozen=True)
@@ -651,7 +203,7 @@ class Observation:
     elapsed: float
     unit: UnitStatus | None = None
     process: ProcessStatus | None = None
-    owner: Owner = Owner()
+    owner: Owner = field(default_factory=Owner)
     http: HttpAnswer | None = None
     generation: Generation | None = None
 
@@ -789,7 +341,7 @@ def decide(seen: Observation, since: Since, options: Options) -> Verdict:
             return Verdict(READY, f"{who} serves")
     if seen.elapsed >= options.timeout:
         last = seen.http.text() if seen.http is not None else since.last_status or "none"
-        doing = _WORDS.get(since.state, "starting")
+        doing = WORDS.get(since.state, "starting")
         if healthy:
             doing = "in its first generation"
         return Verdict(TIMEOUT, f"{who} did not become ready: still {doing} (last answer: {last})")
@@ -806,7 +358,7 @@ def decide(seen: Observation, since: Since, options: Options) -> Verdict:
     return Verdict(WARMING, f"/health: {seen.http.text()}")
 
 
-# --------------------------------------------------------------------------------------------------- the gate
+# ----------------------------------------------------------------------------------------------------------- the gate
 
 
 @dataclass(frozen=True)
@@ -1118,7 +670,7 @@ class Gate:
         return text
 
 
-# --------------------------------------------------------------------------------------------------- on the host
+# -------------------------------------------------------------------------------------------------------- on the host
 
 
 def _say(line: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.gpuserve.sglang.plugins.module_utils import health as h
+from ansible_collections.gpuserve.sglang.plugins.module_utils import health_host
 
 FIXTURES = Path(__file__).parent / "fixtures" / "health"
 UNIT = "sglang-kimi.service"
@@ -499,7 +500,7 @@ def test_without_control_group_the_descendants_count():
 
 
 def test_descriptors_that_may_not_be_read_are_unknown(listener, monkeypatch):
-    monkeypatch.setattr(h, "_socket_inodes", lambda _pid, _proc: None)
+    monkeypatch.setattr(health_host, "_socket_inodes", lambda _pid, _proc: None)
     assert h.observe_owner(["127.0.0.1"], listener, lambda: {1}).kind == h.UNKNOWN
 
 

@@ -426,21 +426,21 @@ def test_clock_and_sleep_can_be_injected():
     assert 895 <= result["attempts"] <= 905
 
 
-def program(*arguments):
+def program(folder, *arguments):
     # -I and no site-packages: the host has no Ansible.
-    command = [sys.executable, "-I", "-S", h.__file__, *arguments]
+    command = [sys.executable, "-I", "-S", str(folder), "gate", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
 
 
 @pytest.mark.parametrize("engine", [{"health": (503, 200)}], indirect=True)
-def test_runs_on_the_host_as_a_program(engine, free_port):
-    done = program("--unit", "", "--port", str(engine.port))
+def test_runs_on_the_host_as_a_program(engine, free_port, programs):
+    done = program(programs, "--unit", "", "--port", str(engine.port))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("the server serves after ")
-    late = program("--unit", "", "--port", str(free_port), "--timeout", "0.5", "--no-generate")
+    late = program(programs, "--unit", "", "--port", str(free_port), "--timeout", "0.5", "--no-generate")
     assert late.returncode == 1
     assert "the server did not become ready: still loading" in late.stdout
-    wrong = program("--port", "99999")
+    wrong = program(programs, "--port", "99999")
     assert wrong.returncode == 2
     assert "port is 99999, expected 1 to 65535" in wrong.stderr
 

@@ -19,18 +19,6 @@ MODULES: list[str] = VARS["__sglang_service_modules"]
 PROGRAMS = ["gate", "liveness", "incident"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder as tasks/programs.yml fills it."""
-    root = tmp_path_factory.mktemp("gpuserve-sglang")
-    package = root / VARS["__sglang_service_package"]
-    package.mkdir(parents=True)
-    (root / "__main__.py").write_text((ROLE / "files" / "__main__.py").read_text())
-    for name in MODULES:
-        (package / f"{name}.py").write_text((UTILS / f"{name}.py").read_text())
-    return root
-
-
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", "-S", str(folder), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -58,25 +46,25 @@ def test_the_list_holds_every_module_that_a_program_imports() -> None:
         assert others - set(sys.stdlib_module_names) == set(), f"{name}.py needs more than the standard library"
 
 
-def test_subcommands_are_named(folder: Path) -> None:
-    shown = run(folder, "--help")
+def test_subcommands_are_named(programs: Path) -> None:
+    shown = run(programs, "--help")
     assert shown.returncode == 0
     for name in PROGRAMS:
         assert f"\n  {name} " in f"\n{shown.stdout}"
-    wrong = run(folder, "gates")
+    wrong = run(programs, "gates")
     assert wrong.returncode == 2
     assert "found no subcommand 'gates', expected one of these" in wrong.stderr
 
 
-def test_the_gate_runs_from_its_folder(folder: Path, tmp_path: Path) -> None:
+def test_the_gate_runs_from_its_folder(programs: Path, tmp_path: Path) -> None:
     settings = tmp_path / "x.json"
     gate = {"unit": "", "port": 1, "timeout": 0.3, "generate": False, "of_a_newer_play": 1}
     settings.write_text(json.dumps({"unit": "x.service", "gate": gate}))
-    done = run(folder, "gate", "--settings", str(settings))
+    done = run(programs, "gate", "--settings", str(settings))
     assert done.returncode == 1, done.stderr
     assert "on 127.0.0.1:1 within 0.3 s" in done.stdout
     # What is said on the command line goes over the file.
-    assert "on 127.0.0.1:2 within" in run(folder, "gate", "--settings", str(settings), "--port", "2").stdout
+    assert "on 127.0.0.1:2 within" in run(programs, "gate", "--settings", str(settings), "--port", "2").stdout
 
 
 @pytest.mark.parametrize(
@@ -90,11 +78,13 @@ def test_the_gate_runs_from_its_folder(folder: Path, tmp_path: Path) -> None:
         ('{"gate": {"port": 0}}', ["port is 0, expected 1 to 65535"]),
     ],
 )
-def test_settings_that_cannot_be_used_are_one_clear_error(folder: Path, tmp_path: Path, text: str, words: list) -> None:
+def test_settings_that_cannot_be_used_are_one_clear_error(
+    programs: Path, tmp_path: Path, text: str, words: list
+) -> None:
     settings = tmp_path / "x.json"
     if text is not None:
         settings.write_text(text)
-    done = run(folder, "gate", "--settings", str(settings))
+    done = run(programs, "gate", "--settings", str(settings))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     for word in words:
