@@ -29,9 +29,9 @@ shell: ## A shell on the demo box
 	@podman exec -it $(NAME) bash
 
 .PHONY: clean
-clean: ## Remove the boxes, the images, the downloads and the virtual environment
+clean: ## Remove this checkout's boxes, its downloads and virtual environment, and images that no other checkout uses
 	@if [ -x $(PYTHON) ]; then $(BOX) clean; else python3 sandbox/box clean; fi
-	@rm -rf $(VENV) .cache tests/output gpuserve-sglang-*.tar.gz
+	@rm -rf $(VENV) tests/output gpuserve-sglang-*.tar.gz
 
 .PHONY: test
 test: setup ## Lint, unit tests, Molecule, integration
