@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 INVENTORY = Path(__file__).resolve().parents[1] / "inventory" / "hosts.yml"
 MODULE = "gpuserve.sglang.gpu_host_info"
 #: What runs on the controller; everything else that a task calls goes to the host.
-CONTROLLER = {"set_fact", "debug", "fail", "include_tasks", "validate_argument_spec"}
+CONTROLLER = {"check_variables", "set_fact", "debug", "fail", "include_tasks", "validate_argument_spec"}
 
 #: Host -> the one check that fails, and words of its message.
 UNFIT = {
