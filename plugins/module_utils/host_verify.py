@@ -1,0 +1,309 @@
+# Copyright: The gpuserve.sglang authors
+# Apache License 2.0 (see https://www.apache.org/licenses/LICENSE-2.0)
+"""Hold a served host against its own record: everything is read here, nothing is written, nothing is restarted.
+
+What is expected comes from the record of the last good deployment (unit and plan), from the release's manifest, and from
+what the caller says (``verify.Expected``). The judgements are pure functions in the modules verify_unit, verify_serve and
+verify_host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from . import health, host_info, release, sitecustomize
+from . import verify_host as hosts
+from . import verify_serve as serve
+from . import verify_unit as units
+from .apt_guard import dpkg_status
+from .cuda import matches
+from .record import LAST, RecordError, Records
+from .service import process_started, process_words
+from .verify import Check, Expected, failed, result, skipped, unknown
+
+#: Seconds for the journal of a server that has run for weeks.
+JOURNAL_TIMEOUT = 60.0
+Collector = Callable[[host_info.Wanted], dict[str, Any]]
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _document(path: Path) -> Any:
+    text = _text(path)
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return None
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+@dataclass
+class Look:
+    """One look at a host. Everything that touches it can be replaced in tests."""
+
+    expected: Expected
+    run: health.Runner = health.run_command
+    request: health.Requester = health.HttpRequest
+    collect: Collector = host_info.collect
+    root: Path = Path("/")
+    proc: Path = Path("/proc")
+    cgroups: Path = Path("/sys/fs/cgroup")
+    record: dict[str, Any] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+
+    # -- reading
+
+    def at(self, path: str | Path) -> Path:
+        """A path of the host."""
+        return self.root / str(path).lstrip("/")
+
+    def shown(self, unit: str, properties: str) -> dict[str, str]:
+        """Properties of a unit."""
+        answer = self.run(["systemctl", "show", "--no-pager", "-p", properties, "--", unit], 10.0)
+        return units.parse_shown(answer.out)
+
+    def journal(self, arguments: Sequence[str]) -> list[str]:
+        """Lines of the journal; none when it cannot be read in time."""
+        lines = str(self.expected.journal_lines)
+        base = ["journalctl", "--no-pager", "--quiet", "--all", "-o", "cat", "-n", lines]
+        answer = self.run([*base, *arguments], JOURNAL_TIMEOUT)
+        return answer.out.split("\n") if answer.rc == 0 else []
+
+    def unit_seen(self, path: str) -> units.UnitSeen:
+        """The unit in its three forms."""
+        shown = self.shown(self.expected.unit, units.PROPERTIES)
+        paths = units.loaded_dropins(shown.get("DropInPaths", ""), self.expected.unit, self.root)
+        texts = {name: _text(self.at(name)) or "" for name in paths}
+        return units.UnitSeen(self.expected.unit, path, self.record["unit"], _text(self.at(path)), texts, shown)
+
+    def ask(self, method: str, path: str, body: Any, timeout: float) -> health.HttpAnswer:
+        """One request to the server."""
+        url = urlsplit(self.record["plan"]["endpoint"]["url"])
+        pending = self.request(url.hostname or "127.0.0.1", int(url.port or 0), method, path, body, timeout)
+        answer = pending.wait(timeout + 1)
+        if answer is None:
+            pending.abort()
+            return health.HttpAnswer(error="timeout", seconds=timeout)
+        return answer
+
+    # -- checking
+
+    def attempt(self, id_: str, subject: str, function: Callable[[], Check | list[Check]]) -> None:
+        """One odd file must not cost all the other checks: what cannot be checked is said."""
+        try:
+            done = function()
+        except Exception as error:  # whatever it is, the rest of the host is still worth checking
+            done = unknown(
+                id_, subject, f"{type(error).__name__}: {health.scrub(str(error))}", "Report this as a fault."
+            )
+        self.checks += done if isinstance(done, list) else [done]
+
+    def all(self) -> dict[str, Any]:
+        """Every check; see ``verify.result``."""
+        expected = self.expected
+        try:
+            found = Records(self.at(expected.state_dir)).read(LAST)
+        except RecordError as error:
+            found, why = None, str(error)
+        else:
+            why = f"{expected.state_dir} holds no record of a deployment that served"
+        if found is None:
+            return result(
+                [failed("deployed", "deployment on record", why, "a deployment that served", "Run site.yml.")]
+            )
+        self.record = found
+        plan = found["plan"]
+        self.attempt("deployed", "deployment on record", lambda: hosts.check_deployed(expected.plan, found))
+        self._release(plan)
+        seen = self.collect(host_info.Wanted(paths=tuple(expected.disk_paths)))
+        driver = lambda: hosts.check_driver(seen["driver"], seen["nvidia_smi"], expected.drivers)  # noqa: E731
+        self.attempt("driver", "NVIDIA driver", driver)
+        unit = self.unit_seen(f"/etc/systemd/system/{expected.unit}")
+        self.attempt("unit_file", "unit file", lambda: units.check_unit(unit, expected.dropins))
+        process = self._process(plan)
+        self.attempt("process", f"process of {expected.unit}", lambda: serve.check_process(process, unit, plan))
+        self._interpreter(plan)
+        self._sockets(plan, process, seen)
+        self._answers(plan, process)
+        self._logs(process)
+        self._apt(seen)
+        self.attempt("disk", "free disk space", lambda: hosts.check_disks(seen["disks"], expected.min_free_gb))
+        self._files(plan)
+        return result(self.checks)
+
+    def _release(self, plan: Mapping[str, Any]) -> None:
+        python = plan["command"][0]
+        path, marker, __ = python.partition("/venv/bin/")
+        if not marker or "/releases/" not in path:
+            why = f"{python} is no release of this collection"
+            for id_, subject in (
+                ("release", "release"),
+                ("packages", "package versions"),
+                ("files", "installed files"),
+                ("patches", "patched files"),
+            ):
+                self.checks.append(skipped(id_, subject, why))
+            return
+        folder = self.at(path)
+        manifest = release.read_manifest(folder)
+        current = self.at(path.partition("/releases/")[0]) / "current"
+        target = os.path.basename(os.path.realpath(current)) if current.is_symlink() else ""
+        works = os.access(self.at(python), os.X_OK)
+        self.attempt("release", "release", lambda: hosts.check_release(path, manifest, target, works))
+        if manifest is not None:
+            self.attempt("packages", "package versions", lambda: self._packages(folder, manifest))
+
+    def _packages(self, folder: Path, manifest: Mapping[str, Any]) -> list[Check]:
+        venv = folder / "venv"
+        packages = manifest.get("packages") or {}
+        files = manifest.get("files") or {}
+        found = release.drift(packages, release.installed_packages(venv))
+        other = {entry["package"] for entry in found}
+        guard = [*self.expected.guard, *sorted({entry["package"] for entry in files.values()})]
+        # Files of a package that has another version are that version's.
+        edited = [entry for entry in release.changed_files(venv, files, guard) if entry["package"] not in other]
+        return hosts.check_packages([*found, *edited], sorted(files), len(packages))
+
+    def _process(self, plan: Mapping[str, Any]) -> serve.ProcessSeen:
+        status = health.observe_unit(self.expected.unit, self.run)
+        pid = status.main_pid
+        if not pid:
+            return serve.ProcessSeen(status)
+        words = process_words(pid, "environ", self.proc)
+        began = process_started(pid, self.proc)
+        manifest = plan["command"][0].partition("/venv/bin/")[0] + "/manifest.json"
+        newer = []
+        try:
+            # A second of grace: the start of a process is known to a hundredth, that of a boot to a second.
+            if began is not None and self.at(manifest).stat().st_mtime > began + 1:
+                newer.append(manifest)
+        except OSError:
+            pass  # the release's own check says so
+        environment = dict(word.split("=", 1) for word in words if "=" in word)
+        return serve.ProcessSeen(status, process_words(pid, "cmdline", self.proc), environment, newer)
+
+    def _interpreter(self, plan: Mapping[str, Any]) -> None:
+        python = self.expected.interpreter or plan["command"][0]
+        expected = Expected(variables=self.expected.variables, interpreter=python)
+
+        def ask() -> Check:
+            if expected.variables is None:
+                return hosts.check_sitecustomize(expected, "")
+            try:
+                target = sitecustomize.Target(python, "", "", True, "")
+                clean = sitecustomize.clean_environment(list(expected.variables), {})
+                environment, file = sitecustomize.ask(target, clean)
+            except sitecustomize.SitecustomizeError as error:
+                return hosts.check_sitecustomize(expected, str(error))
+            return hosts.check_sitecustomize(expected, {"environment": environment, "file": file})
+
+        self.attempt("sitecustomize", "sitecustomize", ask)
+
+    def _sockets(self, plan: Mapping[str, Any], process: serve.ProcessSeen, seen: Mapping[str, Any]) -> None:
+        unit, runs = self.expected.unit, process.runs
+        pids = health.unit_pids(process.status, self.proc, self.cgroups) if runs else set()
+        self.attempt("port", "port", lambda: serve.check_port(seen["ports"], plan, unit, runs, pids))
+        self.attempt("servers", "other inference servers", lambda: serve.check_servers(seen["servers"], unit, pids))
+
+    def _answers(self, plan: Mapping[str, Any], process: serve.ProcessSeen) -> None:
+        expected, unit = self.expected, self.expected.unit
+        answer = self.ask("GET", "/health", None, expected.request_timeout) if process.runs else None
+        self.attempt("health", "/health", lambda: serve.check_health(answer, unit))
+        well = answer is not None and answer.status == 200
+        generation, why = None, "/health is not 200" if process.runs else "the service does not run"
+        if well and expected.generate:
+            options = health.Options()
+            model = plan["endpoint"]["served_model_name"]
+            body = health.generation_body(model, options.prompt, options.max_tokens)
+            for __ in range(health.GENERATION_TRIES):
+                said = self.ask("POST", "/v1/chat/completions", body, expected.generation_timeout)
+                generation = health.judge_generation(said)
+                if generation.ok:
+                    break
+        elif well:
+            why = "verify_generate is false"
+        self.attempt("generation", "one generation", lambda: serve.check_generation(generation, why, unit))
+        info = self.ask("GET", "/server_info", None, expected.request_timeout) if well else None
+        self.attempt("kv_pool", "KV pool", lambda: serve.check_pool(plan, info, expected.kv_tolerance))
+        self.attempt("accept_length", "acceptance length", lambda: serve.check_speculation(plan, info))
+
+    def _logs(self, process: serve.ProcessSeen) -> None:
+        expected = self.expected
+        log, faults, why = None, None, "the service does not run"
+        if process.runs:
+            lines = self.journal([f"_SYSTEMD_INVOCATION_ID={process.status.invocation_id}"])
+            log = serve.scan_log(lines, expected.log_ignore)
+            began = process_started(process.status.main_pid, self.proc)
+            if began is not None:
+                # The driver's faults are the kernel's lines; `-t` finds them also where the journal got them from syslog.
+                kernel = self.journal(["-t", "kernel", "--since", f"@{int(began)}"])
+                faults = serve.scan_xids(kernel, expected.ignored_xids)
+        self.attempt("log_engine", "failures in the engine's log", lambda: serve.check_log(log, expected.unit))
+        self.attempt("log_xid", "GPU faults (Xid)", lambda: serve.check_xids(faults, why))
+
+    def _apt(self, seen: Mapping[str, Any]) -> None:
+        expected = self.expected
+        packages = {n: e for n, e in dpkg_status(str(self.root)).items() if e["installed"]} if expected.holds else {}
+        contents = {path: _text(self.at(path)) for path in expected.apt_files}
+        self.attempt("apt_holds", "packages on hold", lambda: hosts.check_holds(packages, expected.holds, matches))
+        self.attempt("apt_pins", "pins of APT", lambda: hosts.check_apt_files(contents, expected.apt_files))
+        upgrades = seen["unattended_upgrades"]
+        self.attempt(
+            "apt_blacklist",
+            "blacklist of unattended-upgrades",
+            lambda: hosts.check_blacklist(upgrades, expected.blacklist),
+        )
+
+    def _files(self, plan: Mapping[str, Any]) -> None:
+        expected = self.expected
+        name = expected.unit.removesuffix(".service")
+        path = f"{expected.settings_dir}/{name}.json"
+        plan_path = f"{expected.settings_dir}/{name}.plan.json"
+        # Settings of an inventory that was not deployed are not those that this host should have.
+        deployed = expected.plan is None or expected.plan["hash"] == plan["hash"]
+        wanted = {
+            **(expected.settings if deployed else {}),
+            "unit": expected.unit,
+            "endpoint": plan["endpoint"],
+            "state_dir": plan["paths"]["state"],
+            "plan_hash": plan["hash"],
+        }
+        found, found_plan = _document(self.at(path)), _document(self.at(plan_path))
+        self.attempt(
+            "settings", "settings", lambda: hosts.check_settings(path, found, plan_path, found_plan, wanted, plan)
+        )
+        programs = {entry: _digest(self.at(expected.programs_dir) / entry) for entry in expected.programs}
+        self.attempt(
+            "programs",
+            "programs",
+            lambda: hosts.check_programs(str(expected.programs_dir), programs, expected.programs),
+        )
+        timer = self.shown(expected.timer, "LoadState,ActiveState,UnitFileState") if expected.timer else {}
+        self.attempt("liveness", "liveness timer", lambda: hosts.check_timer(expected.timer, timer))
+        collector = self.shown(expected.collector, "LoadState") if expected.collector else {}
+        self.attempt("incidents", "incident collector", lambda: hosts.check_collector(expected.collector, collector))
+        handbook = _text(self.at(expected.handbook)) if expected.handbook else None
+        self.attempt("handbook", "handbook", lambda: hosts.check_handbook(expected.handbook, handbook, plan))
+
+
+def verify(expected: Expected) -> dict[str, Any]:
+    """Look at this host and say what is not as expected; ``{ok, failures, warnings, unknown, checks}``."""
+    return Look(expected).all()

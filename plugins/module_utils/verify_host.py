@@ -1,0 +1,362 @@
+# Copyright: The gpuserve.sglang authors
+# Apache License 2.0 (see https://www.apache.org/licenses/LICENSE-2.0)
+"""What the server stands on: the deployment on record, the release, the driver, APT's guards, disks, and the files and
+timers of this collection beside the unit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .service import difference
+from .verify import Check, Expected, failed, listed, passed, skipped, unknown
+
+HANDBOOK_PLAN = re.compile(r"plan[: ]+`?([0-9a-f]{12,64})`?")
+
+
+def check_deployed(plan: Mapping[str, Any] | None, record: Mapping[str, Any]) -> Check:
+    """Whether the inventory's plan is the one that was deployed."""
+    id_, subject = "deployed", "deployment on record"
+    has = f"plan {str(record['plan']['hash'])[:12]} (profile {record['plan']['profile']})"
+    if plan is None:
+        return skipped(id_, subject, f"no inventory was asked; on record is {has}")
+    if plan["hash"] == record["plan"]["hash"]:
+        return passed(id_, subject, has, "the inventory's plan")
+    old, new = record["plan"], plan
+    lines = [
+        line
+        for line in difference(old["command"], old["env"], new["command"], new["env"]).splitlines()
+        if not line.startswith(("---", "+++", "@@"))
+    ]
+    lines += [
+        f"{sign}unit.{key}={value}"
+        for key in sorted({*old["unit"], *new["unit"]})
+        if old["unit"].get(key) != new["unit"].get(key)
+        for sign, value in (("-", old["unit"].get(key)), ("+", new["unit"].get(key)))
+        if value is not None
+    ]
+    return failed(
+        id_,
+        subject,
+        f"{has}; the inventory's plan {str(plan['hash'])[:12]} was not deployed: {listed(lines, 8)}",
+        "the inventory's plan",
+        "Run site.yml (playbooks/plan.yml says whether it restarts the server), or take the change back.",
+    )
+
+
+def check_release(path: str, manifest: Mapping[str, Any] | None, current: str, python: bool) -> Check:
+    """The release that the plan starts: complete, and the one that `current` names."""
+    id_, subject = "release", f"release {path}"
+    if manifest is None:
+        return failed(
+            id_, subject, "no readable manifest.json", "a finished release", "Run site.yml: it builds it anew."
+        )
+    name = path.rstrip("/").rpartition("/")[2]
+    if manifest.get("id") != name:
+        found = f"the manifest of {manifest.get('id')}"
+        return failed(id_, subject, found, f"the manifest of {name}", "Run site.yml: it builds it anew.")
+    if not python:
+        return failed(id_, subject, "its python is gone", "venv/bin/python", "Run site.yml: it repairs it.")
+    if current != name:
+        return failed(
+            id_,
+            subject,
+            f"the link current names {current or 'nothing'}",
+            f"it names {name}",
+            "Run site.yml: it sets the link.",
+        )
+    count = len(manifest.get("packages") or {})
+    return passed(id_, subject, f"complete, {count} packages", "complete, and what current names")
+
+
+def check_packages(found: Sequence[Mapping[str, Any]], patched: Sequence[str], count: int) -> list[Check]:
+    """packages, files, patches out of the drift of a release (see release.check_installed)."""
+    versions = [entry for entry in found if "file" not in entry]
+    files = [entry for entry in found if "file" in entry]
+    carried = tuple(patched)
+    edited = [entry for entry in files if str(entry["file"]).endswith(carried)] if carried else []
+    others = [entry for entry in files if entry not in edited]
+    action = "Run site.yml: it installs what is pinned and restarts the server."
+    checks = []
+    if versions:
+        words = [f"{e['package']} {e['found'] or 'absent'} (pinned {e['expected'] or 'absent'})" for e in versions]
+        checks.append(failed("packages", "package versions", listed(words), "the manifest's", action))
+    else:
+        checks.append(passed("packages", "package versions", f"{count} as in the manifest", "the manifest's"))
+    for id_, subject, entries, expected in (
+        ("files", "installed files", others, "as their packages brought them"),
+        ("patches", "patched files", edited, "the checksums of the patch series"),
+    ):
+        if entries:
+            words = [
+                f"{entry['file']} {'is gone' if entry['found'] is None else 'has sha256 ' + str(entry['found'])[:12]}"
+                f" (expected {str(entry['expected'])[:12]})"
+                for entry in entries
+            ]
+            checks.append(failed(id_, subject, listed(words), expected, action))
+        elif id_ == "patches" and not carried:
+            checks.append(skipped(id_, subject, "the release carries no patch"))
+        else:
+            checks.append(
+                passed(id_, subject, expected if id_ == "files" else f"{len(carried)} with {expected}", expected)
+            )
+    return checks
+
+
+def check_driver(driver: Mapping[str, Any], smi: Mapping[str, Any], wanted: Sequence[str]) -> Check:
+    """Loaded == installed == wanted."""
+    id_, subject = "driver", "NVIDIA driver"
+    if not wanted:
+        return skipped(id_, subject, "no driver is wanted (verify_drivers)")
+    loaded, installed = driver.get("loaded"), driver.get("installed")
+    expected = f"{' or '.join(wanted)}, the same in the kernel and on disk"
+    if smi.get("mismatch") or (loaded and installed and loaded != installed):
+        return failed(
+            id_,
+            subject,
+            f"{loaded or 'another version'} is loaded, {installed or 'another one'} is installed",
+            expected,
+            "Packages were upgraded under the loaded module: reboot in a maintenance window, then hold them (role cuda).",
+        )
+    version = str(loaded or installed or "")
+    if not version:
+        why = smi.get("error") or "nothing on the host names a driver"
+        return failed(id_, subject, str(why), expected, "`nvidia-smi` and `dmesg | grep -i nvrm` say why.")
+    if not any(version == name or version.startswith(f"{name}.") for name in wanted):
+        return failed(
+            id_,
+            subject,
+            f"{version} is loaded",
+            expected,
+            "Install the wanted branch (role cuda), or say in the inventory that this one is wanted.",
+        )
+    also = "" if installed else " (what is on disk is not known: no driver package here)"
+    return passed(id_, subject, f"{version}{also}", expected)
+
+
+# --------------------------------------------------------------------------------------------------- APT
+
+
+def check_holds(packages: Mapping[str, Mapping[str, Any]], patterns: Sequence[str], matches: Any) -> Check:
+    """Installed packages that must not move are on hold."""
+    id_, subject = "apt_holds", "packages on hold"
+    if not patterns:
+        return skipped(id_, subject, "the role cuda is not used")
+    wanted = [name for name in sorted(packages) if matches(name, patterns)]
+    if not wanted:
+        return failed(
+            id_,
+            subject,
+            f"no package fits {', '.join(patterns)}",
+            "an installed one, on hold",
+            "Run playbooks/cuda.yml.",
+        )
+    loose = [name for name in wanted if not packages[name].get("hold")]
+    if not loose:
+        return passed(id_, subject, f"{len(wanted)} on hold", f"every installed one of {', '.join(patterns)}")
+    return failed(
+        id_,
+        subject,
+        f"{listed(loose)} can be upgraded",
+        f"every installed one of {', '.join(patterns)} on hold",
+        f"`apt-mark hold {loose[0]}`, or playbooks/cuda.yml: an upgrade would swap it under the running server.",
+    )
+
+
+def check_apt_files(contents: Mapping[str, str | None], wanted: Mapping[str, str]) -> Check:
+    """Pins and other files of APT as the role cuda writes them."""
+    id_, subject = "apt_pins", "pins of APT"
+    if not wanted:
+        return skipped(id_, subject, "the role cuda is not used")
+    wrong = [
+        f"{path} {'is gone' if contents.get(path) is None else 'was edited'}"
+        for path, text in wanted.items()
+        if contents.get(path) != text
+    ]
+    if not wrong:
+        return passed(id_, subject, f"{', '.join(wanted)} as written", "as the role cuda writes them")
+    return failed(id_, subject, listed(wrong), "as the role cuda writes them", "Run playbooks/cuda.yml.")
+
+
+def check_blacklist(seen: Mapping[str, Any], wanted: Sequence[str]) -> Check:
+    """unattended-upgrades leaves driver and toolkit alone."""
+    id_, subject = "apt_blacklist", "blacklist of unattended-upgrades"
+    if not wanted:
+        return skipped(id_, subject, "the role cuda is not used")
+    missing = [pattern for pattern in wanted if pattern not in (seen.get("blacklist") or [])]
+    if not missing:
+        return passed(id_, subject, f"{len(wanted)} patterns", "every pattern of cuda_unattended_blacklist")
+    return failed(
+        id_,
+        subject,
+        f"{listed(missing)} missing",
+        "every pattern of cuda_unattended_blacklist",
+        "Run playbooks/cuda.yml: an unattended upgrade would swap the driver under the running server.",
+    )
+
+
+# --------------------------------------------------------------------------------------------------- disks, files, timers
+
+
+def check_disks(disks: Sequence[Mapping[str, Any]], min_free_gb: float) -> Check:
+    """Room on every file system that the server writes to."""
+    id_, subject = "disk", "free disk space"
+    if not disks:
+        return skipped(id_, subject, "no path is named (verify_disk_paths)")
+    low, seen = [], []
+    for disk in disks:
+        free = disk.get("free_bytes")
+        text = f"{disk['path']} {'not known' if free is None else f'{free / 1e9:.1f} GB'}"
+        seen.append(text)
+        if free is None or free < min_free_gb * 1e9:
+            low.append(text + (f" (on {disk['mount']})" if disk.get("mount") else ""))
+    expected = f"{min_free_gb:g} GB on each"
+    if low:
+        return failed(
+            id_,
+            subject,
+            listed(low),
+            expected,
+            "Remove old logs, incidents or releases; a full disk ends the next start in its kernel compilation.",
+        )
+    return passed(id_, subject, listed(seen), expected)
+
+
+def mismatches(wanted: Any, found: Any, where: str = "") -> list[str]:
+    """Where a document lacks what is wanted of it: every leaf of ``wanted`` is compared, more is allowed."""
+    if isinstance(wanted, Mapping):
+        if not isinstance(found, Mapping):
+            return [f"{where or 'the document'} is {found!r}, expected a mapping"]
+        lines = []
+        for key, value in wanted.items():
+            place = f"{where}.{key}" if where else str(key)
+            lines += (
+                mismatches(value, found[key], place) if key in found else [f"{place} is missing, expected {value!r}"]
+            )
+        return lines
+    same_number = isinstance(wanted, (int, float)) and isinstance(found, (int, float)) and float(wanted) == float(found)
+    return [] if wanted == found or same_number else [f"{where} is {found!r}, expected {wanted!r}"]
+
+
+def check_settings(
+    path: str, found: Any, plan_path: str, found_plan: Any, wanted: Mapping[str, Any], plan: Mapping[str, Any]
+) -> Check:
+    """The files that the gate, the liveness timer and the incident collector read."""
+    id_, subject = "settings", f"settings {path}"
+    if found is None:
+        return failed(id_, subject, "no readable file", "the settings of the deployment", "Run site.yml.")
+    wrong = mismatches(wanted, found)
+    if found_plan is None:
+        wrong.append(f"{plan_path} cannot be read")
+    elif found_plan.get("hash") != plan["hash"] or found_plan.get("command") != plan["command"]:
+        wrong.append(f"{plan_path} holds another plan ({str(found_plan.get('hash'))[:12]})")
+    if wrong:
+        return failed(
+            id_,
+            subject,
+            listed(wrong),
+            "those of the deployment",
+            "Run site.yml: it writes them anew, without a restart.",
+        )
+    return passed(id_, subject, "those of the deployment")
+
+
+def check_programs(folder: str, found: Mapping[str, str | None], wanted: Mapping[str, str]) -> Check:
+    """The programs on the host are this collection's."""
+    id_, subject = "programs", f"programs in {folder}"
+    if not wanted:
+        return skipped(id_, subject, "their checksums are not known here")
+    wrong = [
+        f"{name} {'is missing' if found.get(name) is None else 'is another one'}"
+        for name, digest in wanted.items()
+        if found.get(name) != digest
+    ]
+    if wrong:
+        return failed(
+            id_,
+            subject,
+            listed(wrong),
+            "those of this collection",
+            "Run site.yml: it copies them, without a restart.",
+        )
+    return passed(id_, subject, f"{len(wanted)} files", "those of this collection")
+
+
+def check_timer(timer: str, shown: Mapping[str, str]) -> Check:
+    """The timer that looks after the server."""
+    id_, subject = "liveness", f"timer {timer}"
+    if not timer:
+        return skipped(id_, "liveness timer", "none is wanted")
+    state, boot = shown.get("ActiveState", ""), shown.get("UnitFileState", "")
+    if state == "active" and boot == "enabled":
+        return passed(id_, subject, "active, enabled")
+    return failed(
+        id_,
+        subject,
+        f"{state or 'unknown'}, {boot or 'not installed'}",
+        "active, enabled",
+        f"`systemctl enable --now {timer}`, or site.yml: without it nobody notices a server that hangs.",
+    )
+
+
+def check_collector(name: str, shown: Mapping[str, str]) -> Check:
+    """The unit that collects an incident when the service fails."""
+    id_, subject = "incidents", f"incident collector {name}"
+    if not name:
+        return skipped(id_, "incident collector", "none is wanted")
+    if shown.get("LoadState") == "loaded":
+        return passed(id_, subject, "installed")
+    return failed(
+        id_,
+        subject,
+        shown.get("LoadState") or "not installed",
+        "installed",
+        "Run site.yml: without it nothing is kept of a crash.",
+    )
+
+
+def check_handbook(path: str, text: str | None, plan: Mapping[str, Any]) -> Check:
+    """The handbook speaks of what was deployed."""
+    id_, subject = "handbook", f"handbook {path}"
+    if not path:
+        return skipped(id_, "handbook", "none is wanted")
+    if text is None:
+        return failed(id_, subject, "no file", "one rendered from the deployed plan", "Run site.yml.")
+    match = HANDBOOK_PLAN.search(text)
+    if match and str(plan["hash"]).startswith(match.group(1)):
+        return passed(id_, subject, f"rendered from plan {match.group(1)[:12]}")
+    return failed(
+        id_,
+        subject,
+        f"rendered from {'plan ' + match.group(1)[:12] if match else 'no plan that it names'}",
+        f"plan {str(plan['hash'])[:12]}",
+        "Run site.yml (`--tags runbook_render` for the handbook alone).",
+    )
+
+
+def check_sitecustomize(expected: Expected, answer: Mapping[str, Any] | str) -> Check:
+    """What the interpreter has in its environment after it imported sitecustomize; a text is why nobody knows."""
+    id_, subject = "sitecustomize", f"sitecustomize of {expected.interpreter or 'the interpreter'}"
+    if expected.variables is None or not expected.interpreter:
+        return skipped(id_, subject, "the role nccl is not used")
+    if isinstance(answer, str):
+        return unknown(id_, subject, answer, "Start the interpreter by hand.")
+    has = answer["environment"]
+    file = answer["file"] or "no file"
+    wrong = [
+        f"{name} is {has[name]!r}, expected {value!r}" if name in has else f"{name} is not set"
+        for name, value in expected.variables.items()
+        if has.get(name) != value
+    ]
+    if not wrong:
+        return passed(
+            id_, subject, f"{len(expected.variables)} variables, from {file}", "the variables of the role nccl"
+        )
+    return failed(
+        id_,
+        subject,
+        f"{listed(wrong)} (imports {file})",
+        "the variables of the role nccl",
+        "Run site.yml: it puts the block back. What is set by hand elsewhere in the file has to go.",
+    )
