@@ -97,16 +97,16 @@ def test_hard_end_kills_everything(tmp_path: Path, fake_torch: str) -> None:
     status, report, _error = run(
         "--backend=gloo",
         "--processes=2",
-        "--timeout=2",
+        "--timeout=6",
         f"--work-dir={tmp_path / 'work'}",
         PYTHONPATH=fake_torch,
         FAKE_RANK_1="child",
         CHILD_PID=str(tmp_path / "child"),
     )
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 60
     message = str(report["message"])
     assert (status, report["status"]) == (1, "failed")
-    assert "did not end within 2 s (ranks 0, 1 in import of torch)" in message
+    assert "did not end within 6 s (ranks 0, 1 in import of torch)" in message
     assert "the fabric is wedged" in message and "dmesg" in message
     pids = [int((tmp_path / "work" / f"pid-{rank}").read_text()) for rank in (0, 1)]
     pids.append(int((tmp_path / "child").read_text()))
@@ -134,12 +134,14 @@ def test_ranks_die_with_the_check(tmp_path: Path, fake_torch: str) -> None:
         [sys.executable, SCRIPT, "--backend=gloo", "--timeout=300", f"--work-dir={work}"],
         env={**os.environ, "PYTHONPATH": fake_torch},
     )
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end and not all((work / f"phase-{rank}").exists() for rank in (0, 1)):
         time.sleep(0.1)
     pids = [int((work / f"pid-{rank}").read_text()) for rank in (0, 1)]
     assert all(map(alive, pids))
     check.send_signal(signal.SIGKILL)
     check.wait()
-    time.sleep(0.5)
+    end = time.monotonic() + 30
+    while time.monotonic() < end and any(map(alive, pids)):
+        time.sleep(0.1)
     assert [pid for pid in pids if alive(pid)] == []

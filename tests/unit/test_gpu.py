@@ -208,7 +208,7 @@ def test_no_tool() -> None:
 def test_a_tool_that_hangs_is_left_after_the_timeout() -> None:
     start = time.monotonic()
     result = gpu.run_tool([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.3)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
     assert result.rc is None
     assert "did not answer within 0.3 s" in (gpu.error_of(result) or "")
 

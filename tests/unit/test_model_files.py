@@ -417,9 +417,10 @@ def test_only_headers_are_read(tmp_path: Path) -> None:
         weight_map[f"t{number}"] = name
     index = {"metadata": {"total_size": 64 * 2**33}, "weight_map": weight_map}
     (tmp_path / model_files.INDEX).write_text(json.dumps(index))
-    begin = time.monotonic()
+    # Of the processor, which a loaded machine does not lengthen.
+    begin = time.process_time()
     info = look(tmp_path, kind="draft")
-    assert time.monotonic() - begin < 5
+    assert time.process_time() - begin < 5
     assert info["complete"] is True
     assert info["bytes_by_dtype"] == {"BF16": 64 * 2**33}
     assert info["warnings"] == []
