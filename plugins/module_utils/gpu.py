@@ -471,6 +471,21 @@ def inspect(tool: str | None, run: Runner) -> dict[str, Any]:
     }
 
 
+def usage(tool: str, run: Runner) -> tuple[list[dict[str, Any]], str | None]:
+    """The GPUs with their memory and processes, and nothing else, for who looks often: one question instead of four.
+
+    Returns the records of L(parse_xml) and an error; a host whose driver finds no GPU has none and no error.
+    """
+    answer = run([tool, "-q", "-x"])
+    error = error_of(answer)
+    if error is not None:
+        return [], None if "no devices were found" in error.lower() else error
+    try:
+        return parse_xml(answer.out), None
+    except ValueError:
+        return _by_fields(run, tool)
+
+
 def _by_fields(run: Runner, tool: str) -> tuple[list[dict[str, Any]], str | None]:
     rows, error = query_csv(run, tool, "query-gpu", [list(names) for _key, names in QUERY_FIELDS])
     gpus = gpus_from_csv(rows)

@@ -264,7 +264,7 @@ def same_version(one: str | None, two: str | None) -> bool | None:
     return all(left == right for left, right in pair)
 
 
-def _gpu_claims(gpu: Mapping[str, Any], unit: str) -> tuple[list[dict[str, Any]], int]:
+def _gpu_claims(gpu: Mapping[str, Any], unit: str, releasable: set[int]) -> tuple[list[dict[str, Any]], int]:
     """Processes on a GPU that are not the unit's, and how much of the memory in use is the unit's or accounted for.
 
     A container sees the memory in use but often not the processes, whose numbers belong to its host. So where a process
@@ -274,7 +274,7 @@ def _gpu_claims(gpu: Mapping[str, Any], unit: str) -> tuple[list[dict[str, Any]]
     foreign, accounted = [], 0
     for process in gpu.get("processes") or []:
         visible = process.get("user") is not None
-        if process.get("unit") == unit or (not visible and owns_device):
+        if process.get("unit") == unit or process["pid"] in releasable or (not visible and owns_device):
             accounted += process.get("memory_mib") or 0
         else:
             foreign.append({"gpu": gpu["index"], **process})
@@ -288,7 +288,7 @@ def derive(host: Mapping[str, Any], want: Mapping[str, Any]) -> dict[str, Any]:
     """What rows need and a query cannot say: everything that tells our own unit from others, and sums over lists.
 
     unit                    the name of the server's unit, with its suffix
-    ours                    a server of that unit is running
+    ours                    a server of that unit is running, or one that it replaces
     gpu_models              the different names of the GPUs
     older_generation        GPUs (gpu, gen) whose PCIe link reaches a lower generation than the best one's
     foreign_processes       processes of others on the GPUs (gpu, pid, command, user, unit, memory_mib)
@@ -305,11 +305,16 @@ def derive(host: Mapping[str, Any], want: Mapping[str, Any]) -> dict[str, Any]:
     driver_packages_exposed driver packages that unattended upgrades could replace
     """
     unit = unit_name(str(want.get("unit") or ""))
+    # What gpu_release may end: a start ends it, so it is in nobody's way.
+    releasable = {int(pid) for pid in want.get("releasable") or []}
+    replaced = [
+        server for server in host.get("servers") or [] if releasable & {server["pid"], *(server.get("pids") or [])}
+    ]
     gpus = host.get("gpus") or []
     foreign_processes: list[dict[str, Any]] = []
     unseen: list[dict[str, Any]] = []
     for gpu in gpus:
-        foreign, accounted = _gpu_claims(gpu, unit)
+        foreign, accounted = _gpu_claims(gpu, unit, releasable)
         foreign_processes += foreign
         rest = (gpu.get("memory_used_mib") or 0) - accounted
         if rest > want.get("max_idle_memory_mib", 0):
@@ -342,7 +347,7 @@ def derive(host: Mapping[str, Any], want: Mapping[str, Any]) -> dict[str, Any]:
     built = [row for row in host.get("dkms") or [] if row.get("kernel")]
     return {
         "unit": unit,
-        "ours": any(server.get("unit") == unit for server in host.get("servers") or []),
+        "ours": bool(replaced) or any(server.get("unit") == unit for server in host.get("servers") or []),
         "gpu_models": sorted({str(gpu["name"]) for gpu in gpus}),
         "older_generation": [
             {"gpu": index, "gen": generation} for index, generation in generations if generation < best
@@ -352,10 +357,14 @@ def derive(host: Mapping[str, Any], want: Mapping[str, Any]) -> dict[str, Any]:
         "foreign_ports": [
             entry
             for entry in host.get("ports") or []
-            if entry["port"] in (want.get("ports") or []) and (entry.get("unit") != unit or not unit)
+            if entry["port"] in (want.get("ports") or [])
+            and (entry.get("unit") != unit or not unit)
+            and entry.get("pid") not in releasable
         ],
         "foreign_servers": [
-            server for server in host.get("servers") or [] if server.get("unit") != unit or server.get("orphan")
+            server
+            for server in host.get("servers") or []
+            if (server.get("unit") != unit or server.get("orphan")) and server not in replaced
         ],
         "device_files_missing": None if present is None else [path for path in needed if path not in present],
         "driver_agrees": same_version(loaded, driver.get("installed")),

@@ -409,6 +409,16 @@ def test_a_worker_left_behind_is_named_even_in_our_unit(documented: dict[str, An
     assert "left behind: yes" in report["failures"][0]["message"]
 
 
+def test_what_the_start_will_end_is_in_nobodys_way(documented: dict[str, Any]) -> None:
+    """A server that was started by hand and is taken over, or a worker left behind: gpu_release says which."""
+    inspected = serving(documented, None, processes=[{**PROCESS, "unit": None}])
+    inspected["servers"][0]["pids"] = [500, 501]
+    inspected["memory"]["available_mib"] = 1000
+    report = report_of(inspected, {"releasable": [500, 501]})
+    assert (ids(report["failures"]), ids(report["warnings"])) == ([], [])
+    assert ids(report_of(inspected, {"releasable": [500]})["failures"]) == ["gpu_processes"]
+
+
 def test_other_ports_are_nobodys_business(documented: dict[str, Any]) -> None:
     ports = [{"port": 22, "address": "0.0.0.0", "pid": 1, "command": "sshd", "unit": "ssh.service"}]
     assert report_of(box(documented, ports=ports))["ok"] is True
