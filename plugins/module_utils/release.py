@@ -16,16 +16,19 @@ import csv
 import errno
 import fcntl
 import hashlib
+import inspect
 import json
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import bytecode
 from .patch_series import PatchError, Series, Tree, load_series, sha256_of
 
 MANIFEST = "manifest.json"
@@ -359,47 +362,153 @@ def installed_packages(venv: Path) -> dict[str, str]:
 
 
 def _sha256(path: Path) -> str | None:
+    digest = hashlib.sha256()
     try:
-        return sha256_of(path.read_bytes())
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
     except OSError:
         return None
+    return digest.hexdigest()
 
 
 def changed_files(
-    venv: Path, patched: Mapping[str, Mapping[str, Any]], packages: Sequence[str]
+    venv: Path, patched: Mapping[str, Mapping[str, Any]], packages: Sequence[str] | None
 ) -> list[dict[str, str | None]]:
     """Files that are not as they were installed: ``[{package, file, expected, found}]`` with checksums.
 
     ``patched`` are the manifest's ``files``. Beyond those, every Python file of ``packages`` is held against the
-    checksum in the package's own RECORD.
+    checksum in the package's own RECORD; every file of every package for None. Where two packages install the same
+    file, either content is right.
     """
     found: list[dict[str, str | None]] = []
-    wanted = {_normal(name) for name in packages}
+    wanted = None if packages is None else {_normal(name) for name in packages}
     for site in venv.glob("lib/python3*/site-packages"):
-        expected = {path: (str(entry["package"]), str(entry["sha256"])) for path, entry in patched.items()}
+        expected = {path: [(str(entry["package"]), str(entry["sha256"]))] for path, entry in patched.items()}
         for info in site.glob("*.dist-info"):
             name = _normal(info.name.removesuffix(".dist-info").rpartition("-")[0])
-            if name in wanted:
-                for path, checksum in _recorded(info / "RECORD"):
-                    expected.setdefault(path, (name, checksum))
-        for path, (name, checksum) in sorted(expected.items()):
-            now = _sha256(site / path)
-            if now != checksum:
-                found.append({"package": name, "file": str(site / path), "expected": checksum, "found": now})
+            if wanted is None or name in wanted:
+                for path, checksum in _recorded(info / "RECORD").items():
+                    if path not in patched and (wanted is None or path.endswith(".py")):
+                        expected.setdefault(path, []).append((name, checksum))
+        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8)) as pool:
+            places = sorted(expected)
+            sums = pool.map(_sha256, [site / place for place in places])
+            for path, now in zip(places, sums, strict=True):
+                if now not in [checksum for __, checksum in expected[path]]:
+                    name, checksum = expected[path][-1]
+                    found.append({"package": name, "file": str(site / path), "expected": checksum, "found": now})
     return found
 
 
-def _recorded(record: Path) -> Iterator[tuple[str, str]]:
-    """Path and sha256 of every Python file that a RECORD names."""
+def _recorded(record: Path) -> dict[str, str]:
+    """Path and sha256 of every file that a RECORD names; of generated ones it holds none."""
     try:
         rows = list(csv.reader(record.read_text(encoding="utf-8").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error):
-        return
+        return {}
+    found = {}
     for row in rows:
-        if len(row) >= 2 and row[0].endswith(".py") and row[1].startswith("sha256="):
+        if len(row) >= 2 and row[1].startswith("sha256="):
             digest = row[1].removeprefix("sha256=")
             with contextlib.suppress(ValueError):
-                yield row[0], base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
+                found[row[0]] = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
+    return found
+
+
+def _recorded_files(venv: Path) -> dict[str, str]:
+    """What RECORD says of every file of every package below site-packages."""
+    found: dict[str, str] = {}
+    for record in sorted(venv.glob("lib/python3*/site-packages/*.dist-info/RECORD")):
+        found.update(_recorded(record))
+    return found
+
+
+def _records(venv: Path) -> dict[str, str]:
+    """A digest of what each package's RECORD says: another one means that the package was installed anew."""
+    found = {}
+    for record in venv.glob("lib/python3*/site-packages/*.dist-info/RECORD"):
+        name = _normal(record.parent.name.removesuffix(".dist-info").rpartition("-")[0])
+        # What installers add about themselves is not what they installed.
+        lines = [f"{k} {v}" for k, v in sorted(_recorded(record).items()) if ".dist-info/" not in k and "../" not in k]
+        found[name] = sha256_of("\n".join(lines).encode())
+    return dict(sorted(found.items()))
+
+
+# What Python imports, or runs at start, without any package saying so.
+_IMPORTABLE = (".py", ".pth", ".so")
+# The role nccl writes these, and looks after them.
+_NOT_OURS = {"sitecustomize.py", "usercustomize.py"}
+
+
+def unrecorded_files(venv: Path) -> list[str]:
+    """Importable files below site-packages that no package installed, sorted."""
+    found = []
+    for site in venv.glob("lib/python3*/site-packages"):
+        known = set(_recorded_files(venv))
+        for folder, folders, names in os.walk(site):
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            place = os.path.relpath(folder, site)
+            for name in names:
+                path = os.path.normpath(f"{place}/{name}")
+                if name.endswith(_IMPORTABLE) and path not in known and path not in _NOT_OURS:
+                    found.append(str(site / path))
+    return sorted(found)
+
+
+def check_installed(path: Path | str) -> list[dict[str, str]]:
+    """What in the release at ``path`` is not as it was built: ``[{subject, found, expected, action}]``, all texts.
+
+    Every package's version, every file of every package by its checksum, the patched ones by the manifest's, and what
+    no package installed. Reads everything and changes nothing: seconds for each 10 GB.
+    """
+    release = Path(path).resolve()
+    manifest = read_manifest(release)
+    if manifest is None:
+        there = "no finished release" if release.is_dir() else "absent"
+        action = "Run site.yml: the role sglang builds it."
+        return [{"subject": str(path), "found": there, "expected": f"a release with its {MANIFEST}", "action": action}]
+    venv = release / "venv"
+    findings: list[dict[str, str]] = []
+
+    def add(subject: str, found: str | None, expected: str | None, action: str) -> None:
+        findings.append(
+            {"subject": subject, "found": found or "absent", "expected": expected or "absent", "action": action}
+        )
+
+    python = venv / "bin" / "python"
+    if not python.exists():
+        base = manifest.get("spec", {}).get("python")
+        add(str(python), None, f"a link to {base}", "Install that interpreter again, or run site.yml.")
+    again = "Run site.yml: the role sglang installs {} as it was. Restart the service if it served meanwhile."
+    packages = drift(manifest.get("packages", {}), installed_packages(venv))
+    for entry in packages:
+        add(f"package {entry['package']}", entry["found"], entry["expected"], again.format(entry["package"]))
+    other = {str(entry["package"]) for entry in packages}
+    now = _records(venv)
+    for name, then in manifest.get("records", {}).items():
+        if name not in other and now.get(name) != then:
+            other.add(name)
+            found = "another build of the same version" if name in now else None
+            add(f"package {name}", found, "the build that was installed", _FULL.format(name))
+    patched = manifest.get("files", {})
+    for entry in changed_files(venv, patched, None):
+        name, file = str(entry["package"]), str(entry["file"])
+        if name not in other:
+            by = next((", ".join(v.get("patches", [])) for k, v in patched.items() if file.endswith("/" + k)), "")
+            expected = f"sha256 {entry['expected']}" + (f" (with {by})" if by else "")
+            found = f"sha256 {entry['found']}" if entry["found"] else None
+            add(f"{file} of {name}", found, expected, _FULL.format(name))
+    for extra in unrecorded_files(venv):
+        action = "Remove it, or make it part of a package in sglang_steps."
+        add(extra, "a file that no package installed", None, action)
+    return findings
+
+
+_FULL = (
+    "Run site.yml with sglang_check_all_files=true: the role sglang installs {} as it was. Restart the service if it "
+    "served meanwhile."
+)
 
 
 def explain_drift(found: Sequence[Mapping[str, str | None]]) -> str:
@@ -431,18 +540,6 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     return manifest if isinstance(manifest, dict) else None
 
 
-def _give(giver: str, folder: str, name: str, compiled: str) -> bool:
-    """Link another release's bytecode of a module into this one, when both have the same file."""
-    try:
-        if not os.path.samefile(f"{giver}/{name}", f"{folder}/{name}"):
-            return False
-        os.makedirs(f"{folder}/__pycache__", exist_ok=True)
-        os.link(f"{giver}/__pycache__/{compiled}", f"{folder}/__pycache__/{compiled}")
-    except OSError:
-        return False
-    return True
-
-
 class ReleaseBuilder:
     """Builds the release of ``spec`` below ``root``.
 
@@ -452,7 +549,7 @@ class ReleaseBuilder:
     without CUDA, None = not asked), ``environment`` extra variables for that check.
 
     ``guard`` names packages whose Python files are held against their RECORD, besides those that are patched or come from
-    git. ``keep`` is the number of releases that stay after a build (None = all); what runs, what a link or a unit below
+    git; None every file of every package. ``keep`` is the number of releases that stay after a build (None = all); what runs, what a link or a unit below
     ``units`` names, and this release stay in any case. ``caches`` are folders with one subfolder for each release, which
     goes with it.
     """
@@ -468,7 +565,7 @@ class ReleaseBuilder:
         imports: Sequence[str] = (),
         torch_cuda: str | None = None,
         environment: Mapping[str, str] | None = None,
-        guard: Sequence[str] = (),
+        guard: Sequence[str] | None = (),
         keep: int | None = None,
         caches: Sequence[Path] = (),
         units: Path = Path("/etc/systemd/system"),
@@ -491,10 +588,15 @@ class ReleaseBuilder:
         self._environment = dict(environment or {})
         self._manifest: dict[str, Any] | None = None
         self.root = root
+        # Beside the releases, so that entries can be links: see bytecode.py.
+        self.bytecode = root / "bytecode"
         self.pruned: list[str] = []
         self._patches = load_patches(spec.get("patches"))
         sources = [step["git"]["package"] for step in self.canonical["steps"] if "git" in step]
-        self._guard = sorted({_normal(name) for name in [*guard, *sources, *(item.package for item in self._patches)]})
+        self._guard: list[str] | None = None
+        if guard is not None:
+            names = [*guard, *sources, *(item.package for item in self._patches)]
+            self._guard = sorted({_normal(name) for name in names})
         self._keep = keep
         self._caches = list(caches)
         self._units = units
@@ -574,8 +676,11 @@ class ReleaseBuilder:
     def _build(self, found: Sequence[Mapping[str, str | None]]) -> dict[str, Any]:
         if not self.python.exists():
             self._make_venv()
-        if any(entry["package"] == "pip" for entry in found):
+        changed = {str(entry["package"]) for entry in found}
+        if "pip" in changed:
             self._restore_pip()
+        if "uv" in changed:
+            self._remove_uv()
         tool = self._bootstrap_installer()
         self._check_overrides(tool[0])
         self._remove_extraneous(tool)
@@ -589,9 +694,8 @@ class ReleaseBuilder:
             for step in self.spec["steps"]:
                 self._install_step(tool, step, damaged)
         self._put_back(tool)
-        if tool[0] == "uv":
-            self._compile()
         files = self._patch_installed()
+        self._compile(files)
         left = self._found({**self._manifest, "files": files}) if self._manifest else []
         left = left or changed_files(self.venv, files, self._guard)
         if left:
@@ -759,8 +863,9 @@ class ReleaseBuilder:
                 if content is not None and tree.series.touching(path) & set(item.ids):
                     carried = [name for name in item.ids if name in (tree.carried[path] or ())]
                     files[path] = {"package": item.package, "sha256": sha256_of(content), "patches": carried}
-        if changed:
-            self._run([str(self.python), "-m", "compileall", "-q", "-f", *changed], "compile what was patched", {})
+        for source in map(Path, changed):
+            for compiled in source.parent.glob(f"__pycache__/{source.stem}.*.pyc"):
+                compiled.unlink()
         return files
 
     def _install(
@@ -788,10 +893,6 @@ class ReleaseBuilder:
             environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
             # Another tool's configuration must not decide what is in a release.
             environment["UV_NO_CONFIG"] = "1"
-            # The service's user cannot write here: without bytecode each start would compile everything again. Beside
-            # another release most of it is there already (see _compile).
-            if not self._donors():
-                environment["UV_COMPILE_BYTECODE"] = "1"
             if rebuilt:
                 arguments += [f"--refresh-package={rebuilt}", f"--reinstall-package={rebuilt}"]
             if overrides:
@@ -800,39 +901,20 @@ class ReleaseBuilder:
                 arguments.append(f"--override={file}")
         self._run(arguments, f"install the step '{step['name']}'", environment)
 
-    def _donors(self) -> list[Path]:
-        """The site-packages of other finished releases."""
-        others = sorted(
-            path for path in self.releases.glob("*") if path != self.path and read_manifest(path) is not None
-        )
-        return [site for path in others for site in path.glob("venv/lib/python3*/site-packages")]
+    def _compile(self, patched: Mapping[str, Mapping[str, Any]]) -> None:
+        """Bytecode for every module: the service's user cannot write here, and would compile everything at each start.
 
-    def _compile(self) -> None:
-        """Bytecode for every module: another release's where both have the very same file, compiled where none has.
-
-        Installing from uv's cache links files, so that one inode in two releases means the same content and time, which is
-        what Python asks of bytecode. Compiling is most of the time of a build otherwise.
+        Compiling is most of the time of a build; what any release compiled before is a link into the store.
         """
+        # Inside of a module's archive there is no file to name, and the interpreter of the release must run it.
+        source = inspect.getsource(bytecode)
+        checksums = {**_recorded_files(self.venv), **{path: entry["sha256"] for path, entry in patched.items()}}
+        known = self.path / "known.json"
+        known.write_text(json.dumps({path: sum for path, sum in checksums.items() if path.endswith(".py")}))
         for site in self.venv.glob("lib/python3*/site-packages"):
-            tag = site.parent.name.replace("python", "cpython-").replace(".", "")
-            donors = [donor for donor in self._donors() if donor.parent.name == site.parent.name]
-            missing = []
-            for folder, __, names in os.walk(site):
-                made = f"{folder}/__pycache__"
-                place = os.path.relpath(folder, site)
-                for name in names:
-                    compiled = f"{name[:-3]}.{tag}.pyc"
-                    if name.endswith(".py") and not os.path.exists(f"{made}/{compiled}"):
-                        givers = [f"{donor}/{place}" for donor in donors]
-                        if not any(_give(giver, folder, name, compiled) for giver in givers):
-                            missing.append(f"{folder}/{name}")
-            if missing:
-                listed = self.path / "compile.txt"
-                listed.write_text("\n".join(missing) + "\n")
-                # Packages hold templates and tests that are no valid Python: those are left out without a word.
-                code = "import compileall, sys; sys.argv[1:1] = ['-qq', '-j0', '-i']; compileall.main()"
-                self._run([str(self.python), "-c", code, str(listed)], "compile the modules", {})
-                listed.unlink()
+            command = [str(self.python), "-I", "-S", "-c", source, str(self.bytecode), str(site), str(known)]
+            self._run(command, "compile the modules", {})
+        known.unlink()
 
     # -- repair ----------------------------------------------------------------------------------------------------
 
@@ -841,8 +923,8 @@ class ReleaseBuilder:
 
     @staticmethod
     def _damaged(found: Sequence[Mapping[str, str | None]]) -> list[str]:
-        """The packages with changed files: they are installed anew."""
-        return sorted({str(entry["package"]) for entry in found if "file" in entry})
+        """The packages with changed files: they are installed anew. pip and uv cannot do that to themselves."""
+        return sorted({str(entry["package"]) for entry in found if "file" in entry} - {"pip", "uv"})
 
     def _uninstall(self, tool: tuple[str, list[str]], names: Sequence[str]) -> None:
         if not names:
@@ -860,6 +942,11 @@ class ReleaseBuilder:
             for folder in [site / "pip", *site.glob("pip-*.dist-info")]:
                 shutil.rmtree(folder, ignore_errors=True)
         self._run([str(self.python), "-m", "ensurepip", "--default-pip"], "restore pip", {})
+
+    def _remove_uv(self) -> None:
+        """What is left of it; the bootstrap installs it again."""
+        self._run([str(self.python), "-m", "pip", "uninstall", "--quiet", "--yes", "uv"], "remove uv", {})
+        (self.venv / "bin" / "uv").unlink(missing_ok=True)
 
     def _remove_extraneous(self, tool: tuple[str, list[str]]) -> None:
         kind, command = tool
@@ -894,6 +981,7 @@ class ReleaseBuilder:
             "installer": tool,
             "built_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "packages": installed_packages(self.venv),
+            "records": _records(self.venv),
             "patches": [name for item in self._patches for name in item.ids],
             "files": dict(files),
             "commits": {**(self._manifest or {}).get("commits", {}), **self._commits},
@@ -950,6 +1038,7 @@ class ReleaseBuilder:
                 for cache in self._caches:
                     shutil.rmtree(cache / path.name, ignore_errors=True)
                 self.pruned.append(path.name)
+        bytecode.prune(str(self.bytecode))
 
     def check(self) -> dict[str, Any]:
         """Import what must import and compare torch's CUDA; ``{python_version, torch_cuda}``. Raises ReleaseError."""

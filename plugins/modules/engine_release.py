@@ -135,6 +135,11 @@ options:
     type: list
     elements: str
     default: []
+  check_all_files:
+    description:
+      - Hold every file of every package against its RECORD, not only the Python files of O(guard). It reads the whole release.
+    type: bool
+    default: false
   keep:
     description: Number of releases that stay after a build, the new one included; all when it is not given.
     type: int
@@ -283,6 +288,7 @@ def main() -> None:
             "offline": {"type": "bool", "default": False},
             "patches": {"type": "list", "elements": "dict", "default": [], "options": series},
             "guard": {"type": "list", "elements": "str", "default": []},
+            "check_all_files": {"type": "bool", "default": False},
             "keep": {"type": "int"},
             "caches": {"type": "list", "elements": "path", "default": []},
             "installer": {"type": "str", "choices": ["auto", "uv", "pip"], "default": "auto"},
@@ -310,7 +316,7 @@ def main() -> None:
             imports=options["imports"],
             torch_cuda="" if options["torch_cuda"] == "none" else options["torch_cuda"],
             environment={str(k): str(v) for k, v in options["environment"].items()},
-            guard=options["guard"],
+            guard=None if options["check_all_files"] else options["guard"],
             keep=options["keep"],
             caches=[Path(folder) for folder in options["caches"]],
         )

@@ -15,12 +15,14 @@ import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.gpuserve.sglang.plugins.filter.release_patches import FilterModule
+from ansible_collections.gpuserve.sglang.plugins.module_utils import release as release_module
 from ansible_collections.gpuserve.sglang.plugins.module_utils.release import (
     MANIFEST,
     ReleaseBuilder,
     ReleaseError,
     canonical_spec,
     changed_files,
+    check_installed,
     explain_drift,
     load_patches,
     release_id,
@@ -282,34 +284,101 @@ def test_what_an_installer_leaves_running_keeps_the_lock(tmp_path: Path) -> None
         os.kill(left, 9)
 
 
-# -- bytecode ------------------------------------------------------------------------------------------------------------
+# -- what is installed, all of it ------------------------------------------------------------------------------------------
 
 
-def test_bytecode_of_the_same_file_is_shared_and_all_else_is_compiled(tmp_path: Path) -> None:
-    version = "python{}.{}".format(*sys.version_info[:2])
-    tag = sys.implementation.cache_tag
-    builder = ReleaseBuilder(tmp_path, spec())
-    own = builder.venv / "lib" / version / "site-packages"
-    other = builder.releases / "0123456789ab/venv/lib" / version / "site-packages"
-    for folder in (own, other):
-        folder.mkdir(parents=True)
-        (folder / "equal.py").write_text("x = 1\n")
-        (folder / "broken.py").write_text("x = (\n")
-    (other / "shared.py").write_text("x = 1\n")
-    (own / "shared.py").hardlink_to(other / "shared.py")
-    subprocess.run([sys.executable, "-m", "compileall", "-q", other], check=False, stdout=subprocess.DEVNULL)
-    builder.python.parent.mkdir()
-    builder.python.symlink_to(sys.executable)
-    compiled = {name: f"__pycache__/{name}.{tag}.pyc" for name in ("shared", "equal", "broken")}
-    (builder.releases / "0123456789ab" / MANIFEST).write_text("{}")
-    builder._compile()
-    assert (own / compiled["shared"]).samefile(other / compiled["shared"])
-    assert (own / compiled["equal"]).exists() and not (own / compiled["equal"]).samefile(other / compiled["equal"])
-    assert not (own / compiled["broken"]).exists()
-    (other / compiled["shared"]).unlink()
-    (own / compiled["shared"]).unlink()
-    builder._compile()
-    assert (own / compiled["shared"]).exists(), "what the other release lacks is compiled"
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A finished release, and a link to it."""
+    release = tmp_path / "releases" / ("0" * 12)
+    site = release / "venv/lib/python3.11/site-packages"
+    installed(site, "engine", {"engine/a.py": "a", "engine/kernel.so": "k", "engine/data.txt": "d", "shared.txt": "e"})
+    installed(site, "other", {"other.py": "o", "shared.txt": "o"})
+    installed(site, "third", {"third/__init__.py": ""})
+    (site / "engine/a.py").write_text("patched")
+    python = release / "venv/bin/python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    entry = {"package": "engine", "sha256": sha256("patched"), "patches": ["first", "second"]}
+    manifest = {
+        "spec": {"python": sys.executable},
+        "packages": {"engine": "1.0", "other": "1.0", "third": "1.0"},
+        "files": {"engine/a.py": entry},
+        "records": release_module._records(release / "venv"),
+    }
+    (release / MANIFEST).write_text(json.dumps(manifest))
+    (tmp_path / "current").symlink_to(release)
+    return tmp_path / "current"
+
+
+def test_an_untouched_release_has_no_findings(finished: Path) -> None:
+    """A file that two packages install may be that of either; compiled files and the role nccl's are not findings."""
+    site = finished / "venv/lib/python3.11/site-packages"
+    (site / "engine/__pycache__").mkdir()
+    (site / "engine/__pycache__/a.cpython-311.pyc").write_text("")
+    (site / "sitecustomize.py").write_text("")
+    assert check_installed(finished) == check_installed(str(finished)) == []
+
+
+def test_findings_name_what_is_there_and_what_was_expected(finished: Path) -> None:
+    site = finished.resolve() / "venv/lib/python3.11/site-packages"
+    (site / "engine/a.py").write_text("by hand")
+    (site / "engine/kernel.so").write_text("another")
+    (site / "engine/data.txt").unlink()
+    (site / "shared.txt").write_text("of neither")
+    (site / "other-1.0.dist-info").rename(site / "other-2.0.dist-info")
+    (site / "other.py").write_text("of 2.0")
+    (site / "third/__init__.py").write_text("x")
+    (site / "third-1.0.dist-info/RECORD").write_text(
+        "third/__init__.py,sha256=LXEWQrcmsEQBYnyp-6wy9chTD7GQPMTbAiWHF5IaSIE,1\n"
+    )
+    (site / "stray.pth").write_text("import os")
+    findings = check_installed(finished)
+    assert all(set(finding) == {"subject", "found", "expected", "action"} for finding in findings)
+    assert [tuple(finding.values())[:3] for finding in findings] == [
+        ("package other", "2.0", "1.0"),
+        ("package third", "another build of the same version", "the build that was installed"),
+        (
+            f"{site}/engine/a.py of engine",
+            f"sha256 {sha256('by hand')}",
+            f"sha256 {sha256('patched')} (with first, second)",
+        ),
+        (f"{site}/engine/data.txt of engine", "absent", f"sha256 {sha256('d')}"),
+        (f"{site}/engine/kernel.so of engine", f"sha256 {sha256('another')}", f"sha256 {sha256('k')}"),
+        (f"{site}/stray.pth", "a file that no package installed", "absent"),
+    ]
+    assert "installs other as it was" in findings[0]["action"]
+    assert all("sglang_check_all_files=true" in finding["action"] for finding in findings[1:5])
+
+
+def test_a_shared_file_that_is_of_no_package(finished: Path) -> None:
+    (finished / "venv/lib/python3.11/site-packages/shared.txt").write_text("of neither")
+    (finding,) = check_installed(finished)
+    assert finding["found"] == f"sha256 {sha256('of neither')}"
+
+
+def test_a_lost_interpreter_and_no_release(finished: Path, tmp_path: Path) -> None:
+    (finished / "venv/bin/python").unlink()
+    (finding,) = check_installed(finished)
+    assert (finding["found"], finding["expected"]) == ("absent", f"a link to {sys.executable}")
+    (finished / MANIFEST).unlink()
+    (finding,) = check_installed(finished)
+    assert (finding["subject"], finding["found"]) == (str(finished), "no finished release")
+    (finding,) = check_installed(tmp_path / "nothing")
+    assert finding["found"] == "absent" and "site.yml" in finding["action"]
+
+
+def test_a_builder_that_guards_everything(tmp_path: Path) -> None:
+    """What the Python files of guarded packages do not show."""
+    quick, thorough = ReleaseBuilder(tmp_path, spec()), ReleaseBuilder(tmp_path, spec(), guard=None)
+    installed(quick.venv / "lib/python3.11/site-packages", "engine", {"engine.so": "x"})
+    quick.python.parent.mkdir(parents=True)
+    quick.python.symlink_to(sys.executable)
+    (quick.path / MANIFEST).write_text(json.dumps({"packages": {"engine": "1.0"}}))
+    (quick.venv / "lib/python3.11/site-packages/engine.so").write_text("y")
+    assert quick.state()[0] == "present"
+    state, found = thorough.state()
+    assert state == "drifted" and [entry["package"] for entry in found] == ["engine"]
 
 
 # -- old releases --------------------------------------------------------------------------------------------------------
