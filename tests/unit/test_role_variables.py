@@ -70,9 +70,9 @@ def test_every_playbook_checks_first() -> None:
         play = yaml.safe_load(path.read_text())[0]
         if "ansible.builtin.import_playbook" in play:
             continue
-        first = (play.get("pre_tasks") or play.get("tasks"))[0]
-        assert "gpuserve.sglang.check_variables" in first, path.name
-        assert first["tags"] == ["always"], path.name
+        first = (play.get("pre_tasks") or play.get("tasks") or [{}])[0]
+        assert "gpuserve.sglang.check_variables" in first, f"{path.name}: begin it like playbooks/site.yml"
+        assert first["tags"] == ["always"], f"{path.name}: tags: [always], so that it runs whatever tags are asked for"
         assert play["gather_facts"] is False, path.name
 
 
