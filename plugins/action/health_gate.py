@@ -15,9 +15,9 @@ from ansible.utils.display import Display
 from ansible_collections.gpuserve.sglang.plugins.module_utils.health import (
     INTERIM,
     Options,
-    phase_name,
     progress_line,
     seconds_text,
+    steady,
 )
 
 display = Display()
@@ -38,8 +38,9 @@ class Progress:
 
     def __init__(self, label: str, host: str, budget: float, began: float) -> None:
         self.label, self.host, self.budget, self.began = label, host, budget, began
-        self.state, self.phase, self.status = "", "", ""
-        self._shown: tuple[str, str, str] | None = None
+        # Before the first window is over nothing is known but that we wait.
+        self.doing, self.usual = "waiting for the first answer", 0.0
+        self._shown = ""
         self._last = began
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -64,17 +65,14 @@ class Progress:
 
     def _print(self, elapsed: float) -> None:
         self._last = time.monotonic()
-        # Before the first window is over nothing is known but that we wait.
-        state = self.state or "waiting for the first answer"
-        display.display(progress_line(self.label, self.host, elapsed, self.budget, state, self.phase, self.status))
+        display.display(progress_line(self.label, self.host, elapsed, self.budget, self.doing, self.usual))
 
-    def show(self, state: str, phase: str, status: str, elapsed: float | None = None) -> None:
+    def show(self, doing: str, usual: float | None = None, elapsed: float | None = None) -> None:
         """Take what is known now; print it when it differs in more than a counter."""
         with self._lock:
-            self.state, self.phase, self.status = state, phase, status
-            key = (state, phase_name(phase), status)
-            if key != self._shown:
-                self._shown = key
+            self.doing, self.usual = doing, self.usual if usual is None else usual
+            if steady(doing) != self._shown:
+                self._shown = steady(doing)
                 self._print(time.monotonic() - self.began if elapsed is None else elapsed)
 
 
@@ -122,7 +120,7 @@ class ActionModule(ActionBase):
                 elapsed = time.monotonic() - began
                 if elapsed + RETRY_PAUSE >= limit:
                     return self._lost(result, elapsed, bool(since))
-                progress.show("connection lost, trying again", "", "")
+                progress.show("connection lost, trying again")
                 self._reset_connection()
                 time.sleep(RETRY_PAUSE)
                 continue
@@ -132,9 +130,9 @@ class ActionModule(ActionBase):
             since = dict(result.pop("_since", None) or {})
             state = str(result["state"])
             if state not in INTERIM:
-                progress.show(state, "", str(result["last_status"]), float(result["elapsed"]))
+                progress.show(str(result["doing"]), float(result["usual"]), float(result["elapsed"]))
                 return result
-            progress.show(state, str(result["phase"]), str(result["last_status"]))
+            progress.show(str(result["doing"]), float(result["usual"]))
 
     def _call(self, arguments: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         result: dict[str, Any] = self._execute_module(module_name=MODULE, module_args=arguments, task_vars=task_vars)

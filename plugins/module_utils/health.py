@@ -11,11 +11,13 @@ a dead scheduler 20 s, the first sampled request of a cold host 98 s because ker
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -64,8 +66,10 @@ from .health_pool import (
 from .health_text import (
     FAILED,
     FOREIGN,
+    GENERATING,
     GENERATION_FAILED,
     INTERIM,
+    POOL_TOO_SMALL,
     READY,
     REFUSED,
     STATES,
@@ -73,13 +77,15 @@ from .health_text import (
     WARMING,
     WORDS,
     Progress,
-    clock_text,
+    doing_text,
     last_pieces,
+    last_sign,
     parse_progress,
     phase_name,
     progress_line,
     scrub,
     seconds_text,
+    steady,
 )
 
 __all__ = [
@@ -87,16 +93,20 @@ __all__ = [
     "DEATH_GRACE",
     "FAILED",
     "FOREIGN",
+    "GENERATING",
     "GENERATION_FAILED",
     "GENERATION_TRIES",
+    "INFO_TIMEOUT",
     "INTERIM",
     "JOURNAL_INTERVAL",
     "LIFE_INTERVAL",
     "NOBODY",
     "OTHERS",
     "OURS",
+    "POOL_TOO_SMALL",
     "READY",
     "REFUSED",
+    "SILENT_AFTER",
     "STATES",
     "SYSTEMCTL_PATIENCE",
     "TIMEOUT",
@@ -124,15 +134,16 @@ __all__ = [
     "UnitStatus",
     "Verdict",
     "check_options",
-    "clock_text",
     "decide",
     "descendants",
     "describe_process",
+    "doing_text",
     "generation_body",
     "judge_generation",
     "judge_life",
     "judge_pool",
     "last_pieces",
+    "last_sign",
     "listening_inodes",
     "main",
     "memory_from_info",
@@ -149,8 +160,10 @@ __all__ = [
     "run_command",
     "scrub",
     "seconds_text",
+    "steady",
     "unit_name",
     "unit_pids",
+    "usual_seconds",
 ]
 
 LIFE_INTERVAL = 0.5
@@ -163,6 +176,10 @@ SYSTEMCTL_PATIENCE = 10.0
 _NO_SYSTEMD = re.compile(r"command not found|not been booted with systemd")
 # A sampled answer can be empty by chance (end of text as first token), but hardly three times.
 GENERATION_TRIES = 3
+# A 503 that took so long is that of a scheduler which was asked and kept silent; that of a start comes at once.
+SILENT_AFTER = 10.0
+# Memory is read once from a server that has just answered.
+INFO_TIMEOUT = 5.0
 
 # ----------------------------------------------------------------------------------------------------------- decision
 
@@ -180,6 +197,11 @@ class Since:
     last_status: str = ""
     state: str = ""
     phase: str = ""
+    silent: bool = False
+    sign: str = ""
+    sign_at: float = 0.0
+    generating: bool = False
+    kv_tokens: int = -1
 
     @classmethod
     def load(cls, data: Mapping[str, Any] | None) -> Since:
@@ -205,6 +227,11 @@ class Since:
             now = replace(now, pid_started=process.started)
         return now
 
+    def doing(self, state: str, elapsed: float) -> str:
+        """What the server does, in words."""
+        quiet = elapsed - self.sign_at if self.sign else 0.0
+        return doing_text(state, self.phase, self.last_status, self.silent, quiet)
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -216,6 +243,7 @@ class Observation:
     owner: Owner = field(default_factory=Owner)
     http: HttpAnswer | None = None
     generation: Generation | None = None
+    pool: Pool | None = None
 
 
 @dataclass(frozen=True)
@@ -229,7 +257,13 @@ class Verdict:
 
 
 def _while(since: Since) -> str:
-    return {REFUSED: "while loading", WARMING: "while warming up", READY: "after it was ready"}.get(since.state, "")
+    words = {
+        REFUSED: "while loading",
+        WARMING: "while warming up",
+        GENERATING: "during its first generation",
+        READY: "after it was ready",
+    }
+    return words.get(since.state, "")
 
 
 def _lived(unit: UnitStatus, since: Since, elapsed: float) -> str:
@@ -342,6 +376,8 @@ def decide(seen: Observation, since: Since, options: Options) -> Verdict:
             f"/health answers 200, but whether {who} owns port {options.port} cannot be seen without more rights",
             hint="run the gate as root (become: true) or as the unit's user",
         )
+    if seen.pool is not None and not seen.pool.ok:
+        return Verdict(POOL_TOO_SMALL, f"{who} answers /health with 200, but {seen.pool.text}", hint=seen.pool.hint)
     if seen.generation is not None:
         if not seen.generation.ok:
             return Verdict(
@@ -350,11 +386,14 @@ def decide(seen: Observation, since: Since, options: Options) -> Verdict:
         if healthy and not blind:
             return Verdict(READY, f"{who} serves")
     if seen.elapsed >= options.timeout:
-        last = seen.http.text() if seen.http is not None else since.last_status or "none"
-        doing = WORDS.get(since.state, "starting")
+        last = since.last_status or (seen.http.text() if seen.http is not None else "none")
+        doing = since.doing(since.state, seen.elapsed) if since.state else "starting"
         if healthy:
             doing = "in its first generation"
-        return Verdict(TIMEOUT, f"{who} did not become ready: still {doing} (last answer: {last})")
+        elif not doing.startswith("the port"):
+            doing = f"still {doing}"
+        answer = "" if f"({last})" in doing else f" (last answer: {last})"
+        return Verdict(TIMEOUT, f"{who} did not become ready: {doing}{answer}")
     if healthy and blind:
         return Verdict(
             WARMING, f"/health answers 200, but systemctl does not answer: {seen.unit.error if seen.unit else ''}"
@@ -387,6 +426,9 @@ class Options:
     prompt: str = "Say one short sentence."
     max_tokens: int = 16
     generate: bool = True
+    expected_kv_tokens: int = 0
+    kv_tolerance: float = 0.1
+    last_start: str = ""
     journal_lines: int = 20
 
 
@@ -400,6 +442,10 @@ def check_options(options: Options) -> str:
         return f"port is {options.port}, expected 1 to 65535"
     if options.max_tokens < 1:
         return f"max_tokens is {options.max_tokens}, expected 1 or more"
+    if options.expected_kv_tokens < 0:
+        return f"expected_kv_tokens is {options.expected_kv_tokens}, expected a number of tokens, or 0 where it is not known"
+    if not 0 <= options.kv_tolerance < 1:
+        return f"kv_tolerance is {options.kv_tolerance:g}, expected a fraction from 0 to below 1, such as 0.1"
     if options.journal_lines < 0:
         return f"journal_lines is {options.journal_lines}, expected 0 or more"
     if not options.host:
@@ -418,6 +464,16 @@ def unit_name(unit: str) -> str:
     return unit if not unit or "." in unit else f"{unit}.service"
 
 
+def usual_seconds(path: str) -> float:
+    """Seconds that the last good start took, from `last-start.json` of the state directory; 0 where that is not known."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            value = json.load(stream)["seconds_to_ready"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
+    return float(value) if isinstance(value, (int, float)) and 0 < value < 1e6 else 0.0
+
+
 @dataclass
 class Gate:
     """Watches one server until it serves, cannot serve any more, or the time is over."""
@@ -433,6 +489,7 @@ class Gate:
     unit: UnitStatus | None = None
     process: ProcessStatus | None = None
     generation: Generation | None = None
+    pool: Pool | None = None
     journal: list[str] = field(default_factory=list)
     _addresses: list[str] = field(default_factory=list)
     _began: float = 0.0
@@ -498,7 +555,11 @@ class Gate:
         self._journal_read = now
         # A slow journal must not hide a death: progress is worth a second, no more.
         lines = observe_journal(self.options.unit, self.since.invocation_id, 200, self.run, 1.0)
-        phase = str(parse_progress(lines))
+        phase, sign = str(parse_progress(lines, self.since.phase)), last_sign(lines)
+        # A checksum is enough to see that it changed, and holds no secret.
+        sign = f"{zlib.crc32(sign.encode()):08x}" if sign else ""
+        if sign and sign != self.since.sign:
+            self.since = replace(self.since, sign=sign, sign_at=self.elapsed())
         if phase:
             self.since = replace(self.since, phase=phase)
 
@@ -518,7 +579,9 @@ class Gate:
             if used >= limit or self.elapsed() >= self.options.timeout:
                 pending.abort()
                 return HttpAnswer(error="timeout", seconds=used)
-            self.read_phase()
+            if self.since.state != GENERATING:
+                # There is nothing to read any more, and an answer must not wait for a slow journal.
+                self.read_phase()
 
     def pause(self, seconds: float) -> Verdict | None:
         """Wait, but notice a death meanwhile."""
@@ -534,7 +597,7 @@ class Gate:
 
     def observe(self, http: HttpAnswer | None, owner: Owner) -> Observation:
         """Everything seen so far as one observation."""
-        return Observation(self.elapsed(), self.unit, self.process, owner, http, self.generation)
+        return Observation(self.elapsed(), self.unit, self.process, owner, http, self.generation, self.pool)
 
     def judge(self, http: HttpAnswer | None, owner: Owner) -> Verdict:
         """`decide` with this gate's options."""
@@ -572,29 +635,79 @@ class Gate:
                 return self.pause(DEATH_GRACE)
         return None
 
-    def step(self) -> Verdict:
-        """One round: life, socket, /health, and, after the first 200, the generation."""
+    def read_pool(self) -> Verdict | None:
+        """The KV pool of a server that has answered, once; a verdict when it died over the question."""
+        if self.since.kv_tokens >= 0:
+            self.judge_pool(self.since.kv_tokens)
+            return None
+        info = None
+        for path in ("/server_info", "/get_server_info"):
+            answer = self.ask("GET", path, None, min(INFO_TIMEOUT, self.options.request_timeout))
+            if isinstance(answer, Verdict):
+                return answer
+            if answer.status == 200:
+                with contextlib.suppress(ValueError):
+                    info = json.loads(answer.body)
+            if answer.status != 404:
+                break
+        self.judge_pool(memory_from_info(info).kv_tokens or 0)
+        return None
+
+    def judge_pool(self, seen: int) -> None:
+        """Keep what the engine says of its pool (0: nothing), and what that means."""
+        self.since = replace(self.since, kv_tokens=seen)
+        self.pool = judge_pool(seen, self.options.expected_kv_tokens, self.options.kv_tolerance)
+
+    def learn(self, answer: HttpAnswer) -> None:
+        """Keep what /health said."""
+        attempts = self.since.attempts + 1
+        if answer.error == "timeout" and self.since.last_status and self.elapsed() >= self.options.timeout:
+            # Cut short because the gate's own time is over: that says nothing about the server.
+            self.since = replace(self.since, attempts=attempts)
+            return
+        silent = answer.status == 503 and answer.seconds >= SILENT_AFTER
+        self.since = replace(self.since, attempts=attempts, last_status=answer.text(), silent=silent)
+
+    def step(self, announce: bool = False) -> Verdict:
+        """One round: life, socket, /health, and, after the first 200, the KV pool and the generation.
+
+        With `announce` the round ends before the generation, once, so that the caller can say what is under way: on a cold
+        host it takes minutes.
+        """
         dead = self.look()
         if dead is not None:
             return dead
-        self.read_phase()
-        owner = self.owner(answered=False)
-        if owner.kind == OTHERS:
-            return self.judge(None, owner)
-        answer = self.ask("GET", "/health", None, self.options.request_timeout)
-        self.since = replace(self.since, attempts=self.since.attempts + 1)
-        if isinstance(answer, Verdict):
-            return answer
-        self.since = replace(self.since, last_status=answer.text())
-        if answer.error != "refused":
-            # What answered must be ours, and still alive: a reset connection is often the first sign of a death.
-            dead = self.look()
+        if self.since.generating:
+            # The 200 was a moment ago, and ours.
+            answer = HttpAnswer(200)
+            owner = self.owner(answered=True)
+        else:
+            self.read_phase()
+            owner = self.owner(answered=False)
+            if owner.kind == OTHERS:
+                return self.judge(None, owner)
+            asked = self.ask("GET", "/health", None, self.options.request_timeout)
+            if isinstance(asked, Verdict):
+                return asked
+            answer = asked
+            self.learn(answer)
+            if answer.error != "refused":
+                # What answered must be ours, and still alive: a reset connection is often the first sign of a death.
+                dead = self.look()
+                if dead is not None:
+                    return dead
+                owner = self.owner(answered=answer.status > 0)
+        verdict = self.judge(answer, owner)
+        if verdict.generate or verdict.state == READY:
+            dead = self.read_pool()
             if dead is not None:
                 return dead
-            owner = self.owner(answered=answer.status > 0)
-        verdict = self.judge(answer, owner)
+            verdict = self.judge(answer, owner)
         if verdict.generate:
-            self.since = replace(self.since, state=WARMING)
+            self.since = replace(self.since, state=GENERATING)
+            if announce and not self.since.generating:
+                self.since = replace(self.since, generating=True)
+                return Verdict(GENERATING, "/health answers 200; the first generation is next")
             dead = self.generate() or self.look()
             if dead is not None:
                 return dead
@@ -602,15 +715,18 @@ class Gate:
         return verdict
 
     def wait(self, window: float = 0.0) -> dict[str, Any]:
-        """Observe until a final state, or, with a window, until the window is over and no request is under way."""
+        """Observe until a final state, or, with a window, until the window is over and no request is under way.
+
+        A window also ends before the generation, so that the caller can say so.
+        """
         while True:
-            verdict = self.step()
+            verdict = self.step(announce=window > 0)
             if verdict.state not in INTERIM:
                 return self.result(verdict)
             self.since = replace(self.since, state=verdict.state)
             left = window - (self.clock() - self._began)
             # A pause at the end of a window would only come on top of the caller's own way back here.
-            if window > 0 and left <= self.options.poll_interval:
+            if window > 0 and (left <= self.options.poll_interval or verdict.state == GENERATING):
                 return self.result(verdict)
             dead = self.pause(min(self.options.poll_interval, max(0.0, self.options.timeout - self.elapsed())))
             if dead is not None:
@@ -645,6 +761,9 @@ class Gate:
             "unit": self.unit.public() if self.unit is not None and self.options.unit else {},
             "pid": pid,
             "phase": self.since.phase,
+            "doing": since.doing(verdict.state, elapsed),
+            "usual": usual_seconds(self.options.last_start) if self.options.last_start else 0.0,
+            "pool": self.pool.public() if self.pool is not None else {},
             "generation": self.generation.public() if self.generation is not None else {},
             "journal": self.journal,
             "msg": self.message(verdict, elapsed),
@@ -658,15 +777,14 @@ class Gate:
             text = f"{verdict.reason} after {seconds_text(elapsed)} s"
             if self.generation is not None:
                 text += f"; generated {self.generation.tokens} tokens in {self.generation.seconds:.1f} s"
-            return text
+            return text + (f"; {self.pool.text}" if self.pool is not None else "")
         if verdict.state in INTERIM:
             return verdict.reason + (f" ({self.since.phase})" if self.since.phase else "")
         found = verdict.reason
-        if verdict.state == TIMEOUT and self.since.phase:
-            found += f", {self.since.phase}"
         if verdict.state != FAILED or " after " not in found:
             found += f" after {seconds_text(elapsed)} s"
-        wanted = "/health 200" + (" and one generation" if verdict.state == GENERATION_FAILED else "")
+        more = {GENERATION_FAILED: " and one generation", POOL_TOO_SMALL: " and the planned KV pool"}
+        wanted = "/health 200" + more.get(verdict.state, "")
         text = (
             f"{found} (expected: {wanted} on {options.host}:{options.port} within {seconds_text(options.timeout)} s)."
         )
@@ -740,10 +858,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if result["state"] not in INTERIM:
             _say(result["msg"])
             return 0 if result["ready"] else 1
-        key = f"{result['state']} {phase_name(result['phase'])} {result['last_status']}"
+        key = steady(result["doing"])
         if key != shown:
             shown = key
-            words = (result["elapsed"], options.timeout, result["state"], result["phase"], result["last_status"])
+            words = (result["elapsed"], options.timeout, result["doing"], result["usual"])
             _say(progress_line(label, socket.gethostname(), *words))
 
 

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 
 REFUSED = "refused"
 WARMING = "warming"
+GENERATING = "generating"
 READY = "ready"
 FAILED = "failed"
 FOREIGN = "foreign"
 TIMEOUT = "timeout"
 GENERATION_FAILED = "generation_failed"
-STATES = (REFUSED, WARMING, READY, FAILED, FOREIGN, TIMEOUT, GENERATION_FAILED)
+POOL_TOO_SMALL = "pool_too_small"
+STATES = (REFUSED, WARMING, GENERATING, READY, FAILED, FOREIGN, TIMEOUT, GENERATION_FAILED, POOL_TOO_SMALL)
 # States that another look can change; every other state ends the gate.
-INTERIM = frozenset({REFUSED, WARMING})
+INTERIM = frozenset({REFUSED, WARMING, GENERATING})
 
 # ------------------------------------------------------------------------------------------------------------ secrets
 
@@ -58,6 +60,20 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"max_total_num_tokens=\d+, chunked_prefill_size"), "HTTP start"),
     (re.compile(r"Uvicorn running on "), "warm-up"),
 )
+# After one of these the target is in place: what is loaded now is the draft.
+_TARGET_LOADED = ("CUDA graphs", "draft weights", "draft CUDA graphs")
+
+_PHASES = {
+    "starting": "starting",
+    "distributed init": "connecting the ranks",
+    "weights": "loading weights",
+    "KV cache": "allocating the KV cache",
+    "CUDA graphs": "capturing CUDA graphs",
+    "draft weights": "loading draft weights",
+    "draft CUDA graphs": "capturing draft CUDA graphs",
+    "HTTP start": "opening the port",
+    "warm-up": "warming up",
+}
 
 
 @dataclass(frozen=True)
@@ -71,10 +87,20 @@ class Progress:
     def __str__(self) -> str:
         return f"{self.name} {self.done}/{self.total}" if self.total else self.name
 
+    @classmethod
+    def load(cls, text: str) -> Progress:
+        """From its own text."""
+        found = re.fullmatch(r"(.*?)(?: (\d+)/(\d+))?", text)
+        name, done, total = found.groups() if found else (text, None, None)
+        return cls(name, int(done or 0), int(total or 0))
 
-def parse_progress(lines: Iterable[str]) -> Progress:
-    """Last phase that the engine's log lines show; `ready to roll` is no phase, because it proves nothing."""
-    progress = Progress()
+
+def parse_progress(lines: Iterable[str], before: str = "") -> Progress:
+    """Last phase that the engine's log lines show; `ready to roll` is no phase, because it proves nothing.
+
+    :param before: the phase that earlier lines had shown, as text.
+    """
+    progress = Progress.load(before)
     for line in lines:
         # A tqdm bar rewrites its line with carriage returns: to the journal all of them are one line.
         for part in line.split("\r"):
@@ -85,22 +111,32 @@ def parse_progress(lines: Iterable[str]) -> Progress:
                 counts = found.groupdict()
                 total = int(counts.get("total") or 0)
                 name = name or (progress.name if "CUDA graphs" in progress.name else "CUDA graphs")
+                if progress.name in _TARGET_LOADED and name in ("distributed init", "weights", "KV cache"):
+                    # The draft is set up like the target before it.
+                    name = "draft weights"
                 progress = Progress(name, int(counts.get("done") or 0), total)
                 break
     return progress
 
 
+# Lines that come without the start moving: answers to the gate's own requests, and the gate's own lines.
+_STANDSTILL = re.compile(r'INFO:\s+\S+:\d+ - "|^\[\S+ on \S+\] \d+/\d+ s')
+
+
+def last_sign(lines: Iterable[str]) -> str:
+    """The last line that shows a start at work; empty when there is none."""
+    signs = [line for line in lines if line.strip() and not _STANDSTILL.search(line)]
+    return signs[-1] if signs else ""
+
+
+def steady(text: str) -> str:
+    """The text without its numbers: a counter that moves is no change."""
+    return re.sub(r"\d+", "#", text)
+
+
 def phase_name(phase: str) -> str:
     """`weights 12/64` -> `weights`: a counter that moves is no change of phase."""
     return re.sub(r" \d+/\d+$", "", phase)
-
-
-def clock_text(seconds: float) -> str:
-    """105 -> `1:45`."""
-    whole = max(0, int(seconds))
-    hours, rest = divmod(whole, 3600)
-    minutes, secs = divmod(rest, 60)
-    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
 
 
 def seconds_text(seconds: float) -> str:
@@ -111,22 +147,43 @@ def seconds_text(seconds: float) -> str:
 WORDS = {
     REFUSED: "loading",
     WARMING: "warming up",
+    GENERATING: "generating (the first sampled request compiles kernels)",
     READY: "ready",
     FAILED: "failed",
     FOREIGN: "port held by someone else",
     TIMEOUT: "out of time",
     GENERATION_FAILED: "generation failed",
+    POOL_TOO_SMALL: "KV pool too small",
 }
+# Shorter silences in the log are usual: the slowest step that says nothing compiles kernels.
+QUIET_WORTH_SAYING = 30.0
 
 
-def progress_line(
-    label: str, host: str, elapsed: float, budget: float, state: str, phase: str = "", status: str = ""
-) -> str:
-    """`sglang-kimi on box: 1:45/15:00 warming up - weights 12/64 (503)`."""
-    line = f"{label} on {host}: {clock_text(elapsed)}/{clock_text(budget)} {WORDS.get(state, state)}"
-    if phase and state in INTERIM and phase != WORDS.get(state):
-        line += f" - {phase}"
-    return line + (f" ({status})" if status else "")
+def doing_text(state: str, phase: str = "", status: str = "", silent: bool = False, quiet: float = 0.0) -> str:
+    """What the server does, in words.
+
+    :param phase: what the journal says, `weights 12/64`.
+    :param status: last answer of /health.
+    :param silent: whether the engine asked its scheduler and got nothing: such a 503 takes 20 s, that of a start none.
+    :param quiet: seconds without a new line in its log.
+    """
+    if state not in (REFUSED, WARMING):
+        return WORDS.get(state, state) + (f" ({status})" if status and state not in INTERIM else "")
+    if state == REFUSED:
+        text = _PHASES.get(phase_name(phase), WORDS[REFUSED]) + phase[len(phase_name(phase)) :]
+    elif silent:
+        text = f"the port is open, but the scheduler does not answer ({status})"
+    elif status == "timeout":
+        text = "the port is open, but /health does not answer (timeout)"
+    else:
+        text = WORDS[WARMING] + (f" ({status})" if status else "")
+    return text + (f", nothing new in its log for {quiet:.0f} s" if quiet >= QUIET_WORTH_SAYING else "")
+
+
+def progress_line(label: str, host: str, elapsed: float, budget: float, doing: str, usual: float = 0.0) -> str:
+    """`[sglang-kimi on box] 95/900 s, usually 570 s: loading weights 12/64`; `usual` 0: not known."""
+    usually = f", usually {usual:.0f} s" if usual > 0 else ""
+    return f"[{label} on {host}] {int(max(0.0, elapsed))}/{budget:.0f} s{usually}: {doing}"
 
 
 def last_pieces(lines: Iterable[str], limit: int = 400) -> list[str]:

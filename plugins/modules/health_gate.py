@@ -60,6 +60,24 @@ options:
     description: Whether one real generation is part of being ready.
     type: bool
     default: true
+  settings:
+    description:
+      - Settings file on the host, C(/etc/gpuserve-sglang/sglang-kimi.json). Its part C(gate) gives O(expected_kv_tokens),
+        O(kv_tolerance) and O(last_start) where they are not given here, so that play and unit judge alike.
+      - A file that is not there yet says nothing.
+    type: path
+  expected_kv_tokens:
+    description:
+      - Tokens that the plan expects in the engine's KV pool, C(deployment_plan.budget.kv_tokens).
+      - A pool that is smaller by more than O(kv_tolerance) fails the gate; that happens when others hold memory of the GPUs.
+      - 0, the default, when nothing is known; then nothing is judged, and O(ignore:msg) says so.
+    type: int
+  kv_tolerance:
+    description: Fraction of O(expected_kv_tokens) that may be missing; 0.1 where nothing says otherwise.
+    type: float
+  last_start:
+    description: File on the host that says how long the last good start took, C(last-start.json) of the state directory.
+    type: path
   model:
     description: Served model name for the generation; without it C(/v1/models) is asked.
     type: str
@@ -135,9 +153,10 @@ state:
     - V(ready) when the server serves.
     - V(failed) when the unit or process is gone, was stopped or was restarted.
     - V(foreign) when the port is held by, or answered by, somebody else.
+    - V(pool_too_small) when the engine's KV pool is smaller than planned.
     - V(generation_failed) when C(/health) is fine and the generation is not.
     - V(timeout) when the time is over.
-    - V(refused) (loading) and V(warming) are seen in check mode only.
+    - V(refused) (loading), V(warming) and V(generating) are seen in check mode only.
   returned: always
   type: str
   sample: ready
@@ -184,6 +203,26 @@ phase:
   returned: always
   type: str
   sample: weights 12/64
+doing:
+  description: What the server does, in words.
+  returned: always
+  type: str
+  sample: loading weights 12/64
+usual:
+  description: Seconds that the last good start took, from O(last_start); 0 when that is not known.
+  returned: always
+  type: float
+  sample: 570.0
+pool:
+  description: The KV pool against the plan; empty when the server never answered 200.
+  returned: always
+  type: dict
+  sample:
+    ok: true
+    judged: true
+    seen: 1684715
+    planned: 1680000
+    text: KV pool 1 684 715 tokens, 1 680 000 planned
 generation:
   description: The one generation; empty when none was made.
   returned: always
@@ -200,8 +239,17 @@ msg:
   type: str
 """
 
+import os
+
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuserve.sglang.plugins.module_utils.health import INTERIM, Gate, Options, Since, check_options
+from ansible_collections.gpuserve.sglang.plugins.module_utils.health import (
+    INTERIM,
+    Gate,
+    Options,
+    Since,
+    check_options,
+    read_settings,
+)
 
 
 def main() -> None:
@@ -213,6 +261,10 @@ def main() -> None:
             "pid": {"type": "int"},
             "host": {"type": "str", "default": defaults.host},
             "port": {"type": "int", "default": defaults.port},
+            "settings": {"type": "path"},
+            "expected_kv_tokens": {"type": "int"},
+            "kv_tolerance": {"type": "float"},
+            "last_start": {"type": "path"},
             "timeout": {"type": "float", "default": defaults.timeout},
             "poll_interval": {"type": "float", "default": defaults.poll_interval},
             "request_timeout": {"type": "float", "default": defaults.request_timeout},
@@ -230,6 +282,14 @@ def main() -> None:
     given = dict(module.params)
     window = given.pop("_window")
     since = given.pop("_since")
+    settings = given.pop("settings")
+    try:
+        known = read_settings(settings) if settings and os.path.exists(settings) else {}
+    except ValueError as error:
+        module.fail_json(msg=str(error))
+    for name in ("expected_kv_tokens", "kv_tolerance", "last_start"):
+        if given[name] is None:
+            given[name] = known.get(name, getattr(defaults, name))
     options = Options(**{**given, "pid": given["pid"] or 0, "model": given["model"] or ""})
     wrong = check_options(options)
     if given["pid"] == 0:

@@ -75,9 +75,48 @@ def test_progress_with_many_shards_and_ranks_and_noise():
 
 
 def test_progress_line():
-    line = h.progress_line("sglang-kimi", "box", 105.4, 900, h.WARMING, "weights 12/64", "503")
-    assert line == "sglang-kimi on box: 1:45/15:00 warming up - weights 12/64 (503)"
-    assert h.progress_line("s", "b", 3725, 7200, h.READY, "warm-up", "200") == "s on b: 1:02:05/2:00:00 ready (200)"
+    words = h.doing_text(h.REFUSED, "weights 12/64", "refused")
+    line = h.progress_line("sglang-kimi", "box", 95.4, 900, words, 570.2)
+    assert line == "[sglang-kimi on box] 95/900 s, usually 570 s: loading weights 12/64"
+    ready = h.progress_line("s", "b", 3725, 7200, h.doing_text(h.READY, "warm-up", "200"))
+    assert ready == "[s on b] 3725/7200 s: ready (200)"
+
+
+@pytest.mark.parametrize(
+    ("state", "phase", "status", "words"),
+    [
+        (h.REFUSED, "", "refused", "loading"),
+        (h.REFUSED, "draft CUDA graphs 7/20", "refused", "capturing draft CUDA graphs 7/20"),
+        (h.WARMING, "warm-up", "503", "warming up (503)"),
+        (h.WARMING, "warm-up", "timeout", "the port is open, but /health does not answer (timeout)"),
+        (h.GENERATING, "warm-up", "200", "generating (the first sampled request compiles kernels)"),
+        (h.FAILED, "warm-up", "refused", "failed (refused)"),
+        ("of a newer version", "", "", "of a newer version"),
+    ],
+)
+def test_doing(state, phase, status, words):
+    assert h.doing_text(state, phase, status) == words
+
+
+def test_what_follows_the_targets_graphs_is_the_draft():
+    lines = fixture_lines("cuda-0.5.11-eagle3-silent.log")
+    seen = list(dict.fromkeys(h.phase_name(str(h.parse_progress(lines[: count + 1]))) for count in range(len(lines))))
+    after = seen[seen.index("CUDA graphs") :]
+    assert after[:3] == ["CUDA graphs", "draft weights", "draft CUDA graphs"]
+    # The journal is read in pieces: what earlier lines had shown is not forgotten.
+    assert str(h.parse_progress([], "weights 12/64")) == "weights 12/64"
+    assert str(h.parse_progress(["Load weight begin."], "CUDA graphs 20/20")) == "draft weights"
+
+
+def test_a_sign_of_life_is_neither_a_request_of_ours_nor_a_line_of_ours():
+    lines = [
+        "Capture cuda graph begin.",
+        '[2026-11-29 14:18:13] INFO:     127.0.0.1:41096 - "GET /health HTTP/1.1" 503 Service Unavailable',
+        "[sglang-kimi on box] 95/900 s, usually 570 s: capturing CUDA graphs",
+        "",
+    ]
+    assert h.last_sign(lines) == lines[0]
+    assert h.last_sign(lines[1:]) == ""
 
 
 # ------------------------------------------------------------------------------------------------ secrets

@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import pytest
 from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.gpuserve.sglang.plugins.action import health_gate as action
+from ansible_collections.gpuserve.sglang.plugins.module_utils.health import doing_text
 
 
 def seen(state, phase="", status="", **more):
     return {
+        "doing": doing_text(state, phase, status),
+        "usual": 570.0 if status else 0.0,
         "state": state,
         "ready": state == "ready",
         "phase": phase,
@@ -62,15 +65,17 @@ def test_one_line_for_each_change_and_none_for_a_counter(play):
             seen("refused", "weights 1/64", "refused"),
             seen("refused", "weights 12/64", "refused"),
             seen("warming", "warm-up", "503"),
+            seen("generating", "warm-up", "200"),
             seen("ready", "warm-up", "200", elapsed=105.0),
         ]
     )
     result = play(module)
     assert result["ready"]
     assert play.lines == [
-        "sglang-kimi on box: 0:00/15:00 loading - weights 1/64 (refused)",
-        "sglang-kimi on box: 0:00/15:00 warming up - warm-up (503)",
-        "sglang-kimi on box: 1:45/15:00 ready (200)",
+        "[sglang-kimi on box] 0/900 s, usually 570 s: loading weights 1/64",
+        "[sglang-kimi on box] 0/900 s, usually 570 s: warming up (503)",
+        "[sglang-kimi on box] 0/900 s, usually 570 s: generating (the first sampled request compiles kernels)",
+        "[sglang-kimi on box] 105/900 s, usually 570 s: ready (200)",
     ]
 
 
@@ -79,9 +84,9 @@ def test_silence_is_broken_while_a_window_lasts(play, monkeypatch):
     module = Module([seen("warming", "warm-up", "503"), seen("ready")], takes=1.6)
     began = time.monotonic()
     play(module, unit="", port=31000, timeout="60")
-    assert play.lines[0] == "127.0.0.1:31000 on box: 0:00/1:00 waiting for the first answer"
+    assert play.lines[0] == "[127.0.0.1:31000 on box] 0/60 s: waiting for the first answer"
     # Two windows of 1.6 s with a line every half second: what is known is said again, but not all the time.
-    again = [line for line in play.lines if line.endswith("/1:00 warming up - warm-up (503)")]
+    again = [line for line in play.lines if line.endswith("/60 s, usually 570 s: warming up (503)")]
     assert len(again) >= 2
     assert len(play.lines) <= 5 + 2 * (time.monotonic() - began)
 
@@ -110,7 +115,7 @@ def test_failure_of_the_module_is_handed_on(play):
     module = Module([seen("warming"), seen("failed", failed=True, msg="sglang-kimi.service died")])
     result = play(module)
     assert (result["failed"], result["msg"]) == (True, "sglang-kimi.service died")
-    assert play.lines[-1] == "sglang-kimi on box: 0:01/15:00 failed"
+    assert play.lines[-1] == "[sglang-kimi on box] 1/900 s: failed"
 
 
 def test_wrong_options_are_not_tried_again(play):

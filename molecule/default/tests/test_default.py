@@ -83,6 +83,7 @@ def test_started_means_served(host, unit):
     said = host.run(f"{gate} --timeout 60")
     assert (said.rc, said.stderr) == (0, "")
     assert "sglang-kimi.service serves after" in said.stdout
+    assert "KV pool 4 096 tokens, 4 096 planned" in said.stdout
 
 
 def test_settings_of_the_programs(host):
