@@ -45,6 +45,19 @@ test-all: setup ## The same, and what takes long: faults, switches, take-overs, 
 lint unit engine molecule integration sanity slow benchmarks: setup # One part of make test
 	@tests/run $@
 
+PROFILE := small
+INVENTORY := inventories/production
+PYTHON_ENGINE := python3
+.PHONY: gpu-proof
+gpu-proof: setup ## Prove this GPU box: PYTHON_ENGINE=with SGLang, or PROFILE=production INVENTORY=...; writes tests/output/gpu-proof.json
+	@$(PYTHON) tests/gpu/proof.py --profile $(PROFILE) --out tests/output/gpu-proof.json --keep tests/output/gpu-proof \
+	    $(if $(filter production,$(PROFILE)),--inventory $(INVENTORY),--python $(shell command -v $(PYTHON_ENGINE)))
+
+.PHONY: gpu-payload
+gpu-payload: setup ## Pack what a GPU machine without a network needs for the proof: tests/output/gpu-payload.tar.xz
+	@$(PYTHON) tests/gpu/payload.py
+
 .PHONY: docs
-docs: setup ## Generate the variable tables of the role READMEs
+docs: setup ## Generate the variable tables of the role READMEs, and the tables of docs/proof.md
 	@$(PYTHON) tools/role_docs.py
+	@$(PYTHON) tools/proof_docs.py

@@ -1,0 +1,330 @@
+"""The proof on real GPUs, as far as it can be tested without one: its steps, its report, its payload, and docs/proof.md."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plan_cases as cases
+import pytest
+from ansible_collections.gpuserve.sglang.plugins.module_utils.plan import launch_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+sys.path.insert(0, str(ROOT / "tools"))
+
+import make_models  # noqa: E402
+import payload  # noqa: E402
+import proof  # noqa: E402
+import proof_docs  # noqa: E402
+import read_logs  # noqa: E402
+from proof import FAILED, PASSED, SKIPPED, Skip, Step, run_step  # noqa: E402
+
+REPORTS = ROOT / "tests" / "gpu" / "reports"
+LOG = ROOT / "tests" / "unit" / "fixtures" / "health" / "cuda-0.5.11-eagle3-start.log"
+
+
+# ------------------------------------------------------------------------------------------------------------- steps
+def claiming(**claims: bool) -> Any:
+    def work(step: Step) -> None:
+        step.claims |= claims
+
+    return work
+
+
+def test_a_step_passes_when_all_its_claims_hold() -> None:
+    assert run_step(Step("a", "A"), claiming(one=True)).outcome == PASSED
+    failed = run_step(Step("a", "A"), claiming(one=True, two=False))
+    assert (failed.outcome, failed.reason) == (FAILED, "does not hold: two")
+
+
+def test_a_step_that_breaks_fails_with_what_was_found_and_without_secrets() -> None:
+    def work(step: Step) -> None:
+        raise proof.ProofError("no answer to --api-key hunter2")
+
+    step = run_step(Step("a", "A"), work)
+    assert step.outcome == FAILED
+    assert "no answer" in step.reason
+    assert "hunter2" not in step.reason
+
+
+def test_a_step_is_skipped_with_its_reason() -> None:
+    def work(step: Step) -> None:
+        raise Skip("one deployment only")
+
+    assert run_step(Step("a", "A"), work).as_dict()["reason"] == "one deployment only"
+    step = run_step(Step("a", "A"), claiming(one=True), "needs a GPU")
+    assert (step.outcome, step.reason, step.claims) == (SKIPPED, "needs a GPU", {})
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "proven"),
+    [([PASSED, SKIPPED], True), ([PASSED, FAILED], False), ([SKIPPED], False), ([], False)],
+)
+def test_a_report_is_proven_when_nothing_failed_and_something_passed(outcomes: list[str], proven: bool) -> None:
+    steps = [Step(f"s{n}", "S", outcome) for n, outcome in enumerate(outcomes)]
+    assert proof.make_report("small", "cpu", "x", {}, {}, steps)["proven"] is proven
+
+
+def test_a_report_names_no_machine() -> None:
+    gpu = {
+        "name": "NVIDIA H200", "uuid": "GPU-1234", "compute_cap": "9.0", "memory_total_mib": 143771, "pci_bus_id": "0:1",
+    }  # fmt: skip
+    summary = proof.host_summary({"gpus": [gpu, gpu], "driver": {"loaded": "580"}, "os": {"pretty_name": "Ubuntu"}})
+    assert summary["gpu_count"] == 2
+    assert (summary["gpus"], summary["compute_capability"]) == (["NVIDIA H200"], ["9.0"])
+    assert "GPU-1234" not in json.dumps(summary)
+    assert proof.host_summary({})["gpu_count"] == 0
+
+
+def test_the_recap_is_read() -> None:
+    text = "x\nPLAY RECAP *****\nbox : ok=69 changed=10 unreachable=0 failed=0\ntwo : ok=1 changed=2\n"
+    assert proof.Play(0, 1.0, text).counts == {"ok": 70, "changed": 12, "unreachable": 0, "failed": 0}
+
+
+def test_wrong_calls_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--profile", "production"], ["--env", "PYTHONPATH"]):
+        with pytest.raises(SystemExit) as ended:
+            proof.arguments(words)
+        assert ended.value.code == 2
+    assert "expected NAME=VALUE" in capsys.readouterr().err
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert proof.version_of("0.5.11") >= (0, 5, 10) > proof.version_of("0.5.9")
+    assert proof.version_of("0.5.12.post1") == (0, 5, 12)
+
+
+@pytest.mark.parametrize("case", proof.CASES)
+def test_the_plan_of_each_case_is_one_that_the_planner_makes_for_an_h200(case: str, tmp_path: Path) -> None:
+    """What the proof asks for on a GPU is refused nowhere, and its memory fits."""
+    name, profile, fraction = proof.CASES[case]
+    shape = make_models.SHAPES[name]
+    target = make_models._config(shape, 366, shape[1], architectures=["LlamaForCausalLM"])
+    draft = make_models._config(shape, 366, 1, architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=366)
+    speculative = profile != "baseline"
+    wanted = {
+        "profile": profile,
+        "model_path": "/m/target",
+        "draft_model_path": "/m/draft" if speculative else "",
+        "served_model_name": "proof",
+        "overrides": {**proof.CUDA_OVERRIDES, "mem_fraction_static": fraction},
+        "python": "/venv/bin/python",
+        "patches": [],
+    }
+    models = {"target": cases.model(target, 300_000_000, "/m/target")}
+    if speculative:
+        models["draft"] = cases.model(draft, 30_000_000, "/m/draft")
+    plan = launch_plan(wanted, cases.h200(1), models)
+    assert plan["argv"][plan["argv"].index("--mem-fraction-static") + 1] == str(fraction)
+    assert ("--speculative-algorithm" in plan["argv"]) is speculative
+    assert plan["budget"]["kv_tokens"] > 100_000
+    assert plan["command"][0] == "/venv/bin/python"
+
+
+# ------------------------------------------------------------------------------------------------------------ models
+def test_the_next_token_is_known_and_all_tokens_are_one_ring() -> None:
+    follows = make_models.next_tokens(40, 6, np.random.default_rng(1))
+    seen = make_models.chain(follows, 10, 34)
+    assert sorted(seen) == list(range(6, 40))
+    assert seen[-1] == 10
+    assert all(follows[token] >= 6 for token in range(6))
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, 2.0), (0.0, 1.0)])
+def test_the_acceptance_length_follows_from_the_share(share: float, expected: float) -> None:
+    follows = make_models.next_tokens(40, 6, np.random.default_rng(1))
+    assert make_models.acceptance(follows, np.full(40, bool(share)), 6) == expected
+
+
+def test_the_models_answer_as_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The residual stream carries the embedding: target and draft, computed by hand from the files."""
+    from safetensors.numpy import load_file
+
+    monkeypatch.setattr(make_models, "SHAPES", {"small": (256, 2, 4, 2, 64, 512)})
+    made = make_models.make_all(tmp_path)["small"]
+    target = load_file(Path(made["target"]) / "model-00001-of-00001.safetensors")
+    draft = load_file(Path(made["draft"]) / "model-00001-of-00001.safetensors")
+
+    def normed(hidden: np.ndarray) -> np.ndarray:
+        return hidden / np.sqrt(np.mean(hidden**2, axis=1, keepdims=True))
+
+    embedding = target["model.embed_tokens.weight"].astype(np.float32)
+    answers = (normed(embedding) @ target["lm_head.weight"].astype(np.float32).T).argmax(axis=1)
+    assert answers.tolist() == made["follows"]
+    # Three hidden states side by side, as EAGLE-3 hands them over; only the first may count.
+    states = np.concatenate([embedding, embedding[::-1], embedding[::-1]], axis=1)
+    guesses = (
+        normed(states @ draft["fc.weight"].astype(np.float32).T) @ draft["lm_head.weight"].astype(np.float32).T
+    ).argmax(1)
+    follows = np.array(made["follows"])
+    right = guesses == follows[follows]
+    assert np.mean(right) == pytest.approx(made["share"], abs=0.03)
+    assert made["acceptance"] == pytest.approx(make_models.acceptance(follows, right, made["first"]), abs=0.05)
+    index = json.loads((Path(made["target"]) / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(target)
+
+
+# ----------------------------------------------------------------------------------------------------------- payload
+def wheel(folder: Path, name: str, files: dict[str, bytes]) -> Path:
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, content in files.items():
+            archive.writestr(member, content)
+    return path
+
+
+def test_the_payload_holds_what_is_needed_and_every_dist_info(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    kept = {"sgl_kernel/sm90/common_ops.abi3.so": b"x", "sglang_kernel-0.4.2.dist-info/METADATA": b"x"}
+    left = {
+        "sgl_kernel/flash_ops.abi3.so": b"x",
+        "sgl_kernel/sm100/common_ops.abi3.so": b"x",
+        "sgl_kernel/tests/test_a.py": b"x",
+    }
+    wheel(wheels, "sglang_kernel", {**kept, **left})
+    data = {"other-1.0.data/purelib/other/a.py": b"x", "other-1.0.data/scripts/other": b"x", "other/b.py": b"x"}
+    wheel(wheels, "other", data)
+    out = tmp_path / "payload.tar.xz"
+    assert payload.build(wheels, out) == out.stat().st_size
+    with tarfile.open(out) as archive:
+        names = {member.name.removeprefix("gpu-payload/") for member in archive if member.isfile()}
+    shims = {f"{name}/__init__.py" for name in payload.SHIMS}
+    assert names == {*kept, "other/a.py", "other/b.py", *shims}
+
+
+def test_a_payload_that_is_too_large_names_what_makes_it_so(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel(wheels, "big", {"big/kernels.so": bytes(np.random.default_rng(1).bytes(200_000))})
+    with pytest.raises(payload.PayloadError, match=r"expected 0.1 at most[\s\S]*big/kernels.so"):
+        payload.build(wheels, tmp_path / "out.tar.xz", limit_mib=0.1)
+
+
+def test_a_wheel_that_would_write_elsewhere_is_refused(tmp_path: Path) -> None:
+    bad = wheel(tmp_path, "bad", {"../../etc/x": b"x"})
+    with pytest.raises(payload.PayloadError, match="expected one inside the wheel"):
+        payload.unpack(bad, tmp_path / "folder")
+
+
+def test_every_wheel_of_the_payload_is_pinned() -> None:
+    lines = payload.requirements((ROOT / "tests" / "gpu" / "payload.txt").read_text())
+    assert len(lines) > 40
+    assert [line for line in lines if line.count("==") != 1] == []
+    for pinned in ("sglang==0.5.11", "sglang-kernel==0.4.2", "transformers==5.6.0"):
+        assert pinned in lines
+
+
+# -------------------------------------------------------------------------------------------------- logs and the page
+def test_a_log_is_read(tmp_path: Path) -> None:
+    found = read_logs.read(LOG)
+    assert found["phases"][0] == "distributed init"
+    assert found["phases"][-1] == "draft CUDA graphs"
+    path = tmp_path / "server.log"
+    path.write_text(
+        "[2026-11-29 10:00:00] server_args=ServerArgs(model_path='/m', mem_fraction_static=0.75, max_total_tokens=None, "
+        "speculative_algorithm='EAGLE3', speculative_eagle_topk=1, disable_overlap_schedule=False)\n"
+        "[2026-11-29 10:00:05] Load weight begin. avail mem=139.13 GB\n"
+        "[2026-11-29 10:00:06] Load weight end. elapsed=0.56 s, type=L, avail mem=137.63 GB, mem usage=1.50 GB.\n"
+        "[2026-11-29 10:00:07] KV Cache is allocated. #tokens: 1684715, K size: 51.41 GB, V size: 51.41 GB\n"
+    )
+    found = read_logs.read(path)
+    wanted = {
+        "mem_fraction_static": 0.75,
+        "max_total_tokens": None,
+        "speculative_algorithm": "EAGLE3",
+        "disable_overlap_schedule": False,
+    }
+    assert {name: found["settings"][name] for name in wanted} == wanted
+    assert (found["date"], found["available_gib"], found["weights_gib"]) == ("2026-11-29", 139.13, 1.5)
+    assert (found["kv_tokens"], found["kv_gib"], found["ready_line"]) == (1684715, 102.82, False)
+    assert found["phases"] == ["starting", "weights", "KV cache"]
+
+
+def test_the_stored_logs_hold_the_budget_within_five_percent() -> None:
+    """Every start whose pool the engine chose: three fractions with speculation, one without, one beside another process."""
+    report = proof_docs.load(REPORTS / "h200-engine-logs.json")
+    rows = proof_docs.pools(report)
+    assert len({row["fraction"] for row in rows}) >= 3
+    assert len(rows) >= 6
+    assert max(abs(row["off"]) for row in rows) < 0.05
+
+
+def test_the_page_is_what_the_reports_say() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "proof_docs.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    steps = [
+        Step("sigterm", "GPU release after SIGTERM", PASSED, claims={"gone": True}, figures={"seconds": 3.3}).as_dict()
+    ]
+    host = {"gpus": ["NVIDIA H200"], "gpu_count": 1, "compute_capability": ["9.0"], "driver": "580"}
+    given = proof.make_report("small", "cuda", "this script", host, {"sglang": "0.5.11"}, [])
+    return {**given, "when": "2026-12-01T00:00:00Z", "steps": steps, "proven": True, **changes}
+
+
+def loaded(folder: Path, data: dict[str, Any]) -> proof_docs.Report:
+    path = folder / "report.json"
+    path.write_text(json.dumps(data))
+    return proof_docs.load(path)
+
+
+def row(title: str, reports: list[proof_docs.Report]) -> str:
+    (line,) = [line for line in proof_docs.areas(reports) if title in line]
+    return line
+
+
+def test_a_stored_report_proves_its_steps(tmp_path: Path) -> None:
+    title = "GPU release after SIGTERM"
+    assert "**not proven**" in row(title, [])
+    assert "1 x NVIDIA H200, 2026-12-01" in row(title, [loaded(tmp_path, report())])
+    # A rehearsal on a CPU, a failed step and a missing one prove nothing.
+    assert "**not proven**" in row(title, [loaded(tmp_path, report(device="cpu"))])
+    failed = report()
+    failed["steps"][0] |= {"outcome": "failed", "claims": {"gone": False}, "reason": "x"}
+    assert "**not proven**" in row(title, [loaded(tmp_path, failed)])
+    assert "**not proven**" in row("SIGKILL of the scheduler", [loaded(tmp_path, report())])
+
+
+def test_the_documented_box_is_proven_by_its_own_kind_of_gpu_alone(tmp_path: Path) -> None:
+    steps = [Step("site", "the deployment", PASSED, claims={"ok": True}).as_dict()]
+    h200 = report(profile="production", steps=steps)
+    assert "**not proven**" in row("compute capability 12.0", [loaded(tmp_path, h200)])
+    blackwell = copy.deepcopy(h200)
+    blackwell["host"]["compute_capability"] = ["12.0"]
+    assert "2026-12-01" in row("compute capability 12.0", [loaded(tmp_path, blackwell)])
+
+
+def test_figures_and_hashes_are_on_the_page(tmp_path: Path) -> None:
+    stored = loaded(tmp_path, report())
+    assert stored.digest in "\n".join(proof_docs.files([stored]))
+    assert "seconds: 3.3" in "\n".join(proof_docs.steps([stored]))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema": 2}, "schema 1"),
+        ({"profile": "large"}, "unknown kind"),
+        ({"steps": [{**Step("a", "A", PASSED).as_dict(), "claims": {"x": False}}]}, "claim that does not hold"),
+        ({"steps": [Step("a", "A", "done").as_dict()]}, "outcome 'done'"),
+        ({"steps": [Step("a", "A", SKIPPED).as_dict()]}, "without a reason"),
+    ],
+)
+def test_a_report_that_is_none_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(proof_docs.DocsError, match=words):
+        loaded(tmp_path, report(**change))
+    (tmp_path / "text.json").write_text("no")
+    with pytest.raises(proof_docs.DocsError, match="found no JSON"):
+        proof_docs.load(tmp_path / "text.json")
