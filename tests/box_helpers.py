@@ -14,6 +14,7 @@ import json
 import os
 import shlex
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -105,12 +106,13 @@ class Run:
 class Box:
     """A throw-away GPU box and its inventory.
 
-    :param folder: an empty folder of the test for the inventory and for what runner writes; one that holds a hosts.yml is an
-        inventory of the test's own
+    :param folder: an empty folder of the test for the inventory and for what runner writes, a temporary one by default; one that
+        holds a hosts.yml is an inventory of the test's own
     :param variables: host variables of the box beside the sandbox's own
     """
 
-    def __init__(self, name: str, folder: Path, variables: dict[str, Any] | None = None) -> None:
+    def __init__(self, name: str, folder: Path | None = None, variables: dict[str, Any] | None = None) -> None:
+        folder = folder or Path(tempfile.mkdtemp(prefix=f"{name}-"))
         self.name = name
         self.runs: list[Run] = []
         if (folder / "hosts.yml").exists():
