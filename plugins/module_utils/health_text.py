@@ -28,7 +28,8 @@ INTERIM = frozenset({REFUSED, WARMING, GENERATING})
 
 _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
     # The engine prints api_key='...' in its ServerArgs line; None means that there is none and stays readable.
-    (re.compile(r"""(?i)(["']?\w*api[_-]?key["']?\s*[=:]\s*)(["'])(?:\\.|(?!\2).)*\2"""), r"\1\2***\2"),
+    # From the begin of a word only: looking at every letter of a long one would take minutes.
+    (re.compile(r"""(?i)(["']?(?<!\w)\w*api[_-]?key["']?\s*[=:]\s*)(["'])(?:\\.|(?!\2).)*\2"""), r"\1\2***\2"),
     (re.compile(r"""(?i)(--[\w-]*api[_-]key(?:["']?\s*,\s*|\s+|=))(["'])(?:\\.|(?!\2).)*\2"""), r"\1\2***\2"),
     (re.compile(r"""(?i)(--[\w-]*api[_-]key(?:\s+|=))(?!["'*])\S+"""), r"\1***"),
     (re.compile(r"""(?i)(?<![-\w])((?:\w+_)?api_key\s*[=:]\s*)(?!None\b|["'*])[^\s,;)\]}]+"""), r"\1***"),

@@ -16,6 +16,7 @@ ROLE = ROOT / "roles" / "sglang_service"
 UTILS = ROOT / "plugins" / "module_utils"
 VARS = yaml.safe_load((ROLE / "vars" / "main.yml").read_text())
 MODULES: list[str] = VARS["__sglang_service_modules"]
+PACKAGE = "ansible_collections.gpuserve.sglang.plugins.module_utils"
 PROGRAMS = ["gate", "liveness", "incident"]
 
 
@@ -31,6 +32,10 @@ def imports(path: Path) -> tuple[set[str], set[str]]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level == 1:
             ours |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{PACKAGE}."):
+            ours.add(node.module.removeprefix(f"{PACKAGE}.").split(".")[0])
+        elif isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
+            ours |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             others.add(node.module.split(".")[0])
         elif isinstance(node, ast.Import):
