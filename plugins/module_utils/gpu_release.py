@@ -29,6 +29,8 @@ PLAN_VARIABLE = b"GPUSERVE_PLAN="
 #: Once the main process is gone its children have so long to follow; measured were 0.8 s.
 FOLLOW_GRACE = 5.0
 POLL = 0.5
+#: The files that CUDA maps. A fabric manager maps those of its switches, which hold nobody's memory.
+_MEMORY = re.compile(r"/dev/nvidia(\d+|ctl|-uvm)")
 
 
 class ReleaseError(Exception):
@@ -66,7 +68,7 @@ class Process:
     @property
     def uses(self) -> bool:
         """Holds memory of a GPU, or may: more than a look at its counters."""
-        return self.app or bool(self.mapped)
+        return self.app or any(_MEMORY.fullmatch(path) for path in self.mapped)
 
     @property
     def holds(self) -> bool:

@@ -846,7 +846,13 @@ def production(given: argparse.Namespace, work: Path) -> dict[str, Any]:
             if name == "rollback" and given.no_rollback:
                 raise Skip("--no-rollback was given")
             before = main_pid(ansible, hosts)
-            done = ansible.play(path, variables)
+            verified, measured = work / f"{name}.json", work / "benchmark"
+            more: dict[str, Any] = {}
+            if path == "playbooks/verify.yml":
+                more = {"verify_json": str(verified)}
+            elif path == "playbooks/benchmark.yml":
+                more = {"benchmark_controller_dir": str(measured)}
+            done = ansible.play(path, {**variables, **more})
             after = main_pid(ansible, hosts)
             counts = done.counts
             step.figures = {
@@ -854,6 +860,7 @@ def production(given: argparse.Namespace, work: Path) -> dict[str, Any]:
                 "seconds": round(done.seconds, 1),
                 "changed": counts.get("changed", 0),
             }
+            step.figures |= verdicts(verified) | levels(measured)
             if name == "rollback" and done.rc != 0 and "only one on record" in done.output:
                 raise Skip("the deployment that serves is the only one on record: deploy a second one, and run again")
             step.claims[f"{path} ends with exit status 0"] = done.rc == 0
@@ -878,6 +885,26 @@ def production(given: argparse.Namespace, work: Path) -> dict[str, Any]:
             broken = f"the step {name} failed"
     supervisor = "systemd, through the unit of the role sglang_service"
     return make_report("production", "cuda", supervisor, host_summary(info), engine_versions(ansible, hosts), steps)
+
+
+def verdicts(file: Path) -> dict[str, Any]:
+    """How many checks of verify.yml ended how, from its report; empty without one."""
+    if not file.exists():
+        return {}
+    found = json.loads(file.read_text(encoding="utf-8"))
+    return {"verify": {key: len(value) for key, value in found.items() if isinstance(value, list)}}
+
+
+def levels(folder: Path) -> dict[str, Any]:
+    """What benchmark.yml measured, by concurrency; empty without a result."""
+    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    if not files:
+        return {}
+    found = json.loads(files[-1].read_text(encoding="utf-8"))
+    keys = ("output_tok_s", "completed", "failed", "accept_length")
+    return {
+        "benchmark": {str(level["concurrency"]): {key: level.get(key) for key in keys} for level in found["levels"]}
+    }
 
 
 def main_pid(ansible: Ansible, hosts: str) -> int:

@@ -67,6 +67,13 @@ def test_a_process_that_maps_a_device_is_no_monitor_even_if_nvidia_smi_does_not_
     assert kinds(judge(scene(job), UNIT)) == {9: "foreign"}
 
 
+def test_a_manager_of_switches_is_a_monitor() -> None:
+    manager = Process(
+        9, 1, parent=1, argv=("nv-fabricmanager",), files=("/dev/nvidia0",), mapped=("/dev/nvidia-nvswitch0",)
+    )
+    assert kinds(judge(scene(manager), UNIT)) == {9: "monitor"}
+
+
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
