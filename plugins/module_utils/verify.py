@@ -106,6 +106,8 @@ class Expected:
     handbook: str = ""
     timer: str = ""
     collector: str = ""
+    #: Whether every file of the release is read, or only those of the guarded packages.
+    all_files: bool = True
     guard: Sequence[str] = ()
     kv_tolerance: float = 0.10
     generate: bool = True

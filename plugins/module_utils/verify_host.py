@@ -6,12 +6,14 @@ timers of this collection beside the unit."""
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .service import difference
+from .history import changes
 from .verify import Check, Expected, failed, listed, passed, skipped, unknown
 
+COMMAND_HEADING = "## 6. Exact launch command"
 HANDBOOK_PLAN = re.compile(r"plan[: ]+`?([0-9a-f]{12,64})`?")
 
 
@@ -23,19 +25,7 @@ def check_deployed(plan: Mapping[str, Any] | None, record: Mapping[str, Any]) ->
         return skipped(id_, subject, f"no inventory was asked; on record is {has}")
     if plan["hash"] == record["plan"]["hash"]:
         return passed(id_, subject, has, "the inventory's plan")
-    old, new = record["plan"], plan
-    lines = [
-        line
-        for line in difference(old["command"], old["env"], new["command"], new["env"]).splitlines()
-        if not line.startswith(("---", "+++", "@@"))
-    ]
-    lines += [
-        f"{sign}unit.{key}={value}"
-        for key in sorted({*old["unit"], *new["unit"]})
-        if old["unit"].get(key) != new["unit"].get(key)
-        for sign, value in (("-", old["unit"].get(key)), ("+", new["unit"].get(key)))
-        if value is not None
-    ]
+    lines = changes(record["plan"], plan)
     return failed(
         id_,
         subject,
@@ -70,38 +60,37 @@ def check_release(path: str, manifest: Mapping[str, Any] | None, current: str, p
     return passed(id_, subject, f"complete, {count} packages", "complete, and what current names")
 
 
-def check_packages(found: Sequence[Mapping[str, Any]], patched: Sequence[str], count: int) -> list[Check]:
-    """packages, files, patches out of the drift of a release (see release.check_installed)."""
-    versions = [entry for entry in found if "file" not in entry]
-    files = [entry for entry in found if "file" in entry]
+def check_packages(found: Sequence[Mapping[str, str]], patched: Sequence[str], count: int, every: bool) -> list[Check]:
+    """packages, files, patches out of what ``release.check_installed`` found: ``[{subject, found, expected, action}]``."""
     carried = tuple(patched)
-    edited = [entry for entry in files if str(entry["file"]).endswith(carried)] if carried else []
+    versions = [entry for entry in found if entry["subject"].startswith("package ")]
+    files = [entry for entry in found if entry not in versions]
+    edited = [entry for entry in files if carried and entry["subject"].partition(" of ")[0].endswith(carried)]
     others = [entry for entry in files if entry not in edited]
-    action = "Run site.yml: it installs what is pinned and restarts the server."
+    whose = "as their packages brought them" if every else "those of the guarded packages as they brought them"
     checks = []
-    if versions:
-        words = [f"{e['package']} {e['found'] or 'absent'} (pinned {e['expected'] or 'absent'})" for e in versions]
-        checks.append(failed("packages", "package versions", listed(words), "the manifest's", action))
-    else:
-        checks.append(passed("packages", "package versions", f"{count} as in the manifest", "the manifest's"))
-    for id_, subject, entries, expected in (
-        ("files", "installed files", others, "as their packages brought them"),
-        ("patches", "patched files", edited, "the checksums of the patch series"),
+    for id_, subject, entries, expected, well in (
+        ("packages", "package versions", versions, "the manifest's", f"{count} as in the manifest"),
+        ("files", "installed files", others, whose, whose),
+        ("patches", "patched files", edited, "the checksums of the patch series", f"{len(carried)} as patched"),
     ):
         if entries:
             words = [
-                f"{entry['file']} {'is gone' if entry['found'] is None else 'has sha256 ' + str(entry['found'])[:12]}"
-                f" (expected {str(entry['expected'])[:12]})"
+                f"{entry['subject'].removeprefix('package ')}: {_short(entry['found'])}, expected {_short(entry['expected'])}"
                 for entry in entries
             ]
-            checks.append(failed(id_, subject, listed(words), expected, action))
+            actions = list(dict.fromkeys(entry["action"] for entry in entries))
+            checks.append(failed(id_, subject, listed(words), expected, listed(actions, 2)))
         elif id_ == "patches" and not carried:
             checks.append(skipped(id_, subject, "the release carries no patch"))
         else:
-            checks.append(
-                passed(id_, subject, expected if id_ == "files" else f"{len(carried)} with {expected}", expected)
-            )
+            checks.append(passed(id_, subject, well, expected))
     return checks
+
+
+def _short(text: str) -> str:
+    """A checksum by its beginning."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1...", text)
 
 
 def check_driver(driver: Mapping[str, Any], smi: Mapping[str, Any], wanted: Sequence[str]) -> Check:
@@ -316,6 +305,19 @@ def check_collector(name: str, shown: Mapping[str, str]) -> Check:
     )
 
 
+def launch_words(handbook: str) -> list[str]:
+    """The launch command of a handbook, as the words that a process gets; empty without one."""
+    after = handbook.partition(COMMAND_HEADING)[2].split("```")
+    if len(after) < 2:
+        return []
+    try:
+        found = shlex.split(after[1].replace("\\\n", " "))
+    except ValueError:
+        return []
+    # systemd's own escapes: the text is that of ExecStart=.
+    return [word.replace("%%", "%").replace("$$", "$") for word in found]
+
+
 def check_handbook(path: str, text: str | None, plan: Mapping[str, Any]) -> Check:
     """The handbook speaks of what was deployed."""
     id_, subject = "handbook", f"handbook {path}"
@@ -324,7 +326,16 @@ def check_handbook(path: str, text: str | None, plan: Mapping[str, Any]) -> Chec
     if text is None:
         return failed(id_, subject, "no file", "one rendered from the deployed plan", "Run site.yml.")
     match = HANDBOOK_PLAN.search(text)
-    if match and str(plan["hash"]).startswith(match.group(1)):
+    current = match is not None and str(plan["hash"]).startswith(match.group(1))
+    if current and launch_words(text) != plan["command"]:
+        return failed(
+            id_,
+            subject,
+            "its launch command was edited",
+            "the deployed one",
+            "Run site.yml (`--tags runbook_render` for the handbook alone).",
+        )
+    if current and match:
         return passed(id_, subject, f"rendered from plan {match.group(1)[:12]}")
     return failed(
         id_,

@@ -208,8 +208,8 @@ def _where(entries: Iterable[Directive], unit: str) -> str:
 
 def changed_lines(old: str, new: str) -> list[str]:
     """Lines that came and went, without secrets."""
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm="")
-    return [scrub(line) for line in lines if not line.startswith(("---", "+++", "@@"))]
+    lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm=""))[2:]
+    return [scrub(line) for line in lines if not line.startswith("@@")]
 
 
 def check_unit(seen: UnitSeen, known: Sequence[str] = ()) -> list[Check]:

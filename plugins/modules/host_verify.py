@@ -96,8 +96,14 @@ options:
     description: Name of the unit that collects incidents; empty when there is none.
     type: str
     default: ""
+  all_files:
+    description:
+      - Whether every file of the release is held against its checksum, which reads all of it (seconds for each 10 GB), or only
+        the Python files of O(guard) and of what is patched.
+    type: bool
+    default: true
   guard:
-    description: Packages whose Python files are held against the checksums in their RECORD, besides those that are patched.
+    description: Packages whose Python files are checked in any case.
     type: list
     elements: str
     default: []
@@ -218,6 +224,7 @@ def main() -> None:
             "handbook": text,
             "timer": text,
             "collector": text,
+            "all_files": {"type": "bool", "default": True},
             "guard": names,
             "kv_tolerance": {"type": "float", "default": 0.1},
             "generate": {"type": "bool", "default": True},

@@ -164,7 +164,8 @@ def test_one_number_of_a_profile_changes_unit_handbook_and_plan_together(tmp_pat
             "deployment_draft_model_path": "/data/draft", "deployment_state_dir": "/var/lib/sglang-kimi",
             "deployment_cache_dir": "/var/cache/sglang-kimi", "__sglang_service_program": "/usr/bin/python3 /x",
             "__sglang_service_settings_file": "/etc/x.json", "runbook_path": "/tmp/x", "sglang_release": {},
-            "__runbook_last_start": {}, "__runbook_release": {},
+            "runbook_history_path": "/tmp/y", "__runbook_release": {},
+            "__runbook_view": "{{ deployment_plan | gpuserve.sglang.handbook(host=deployment_host, report=gpu_preflight_report) }}",
             "gpu_preflight_report": {"waived": [], "warnings": []}, "ansible_connection": "local", "ansible_become": False,
             "ansible_python_interpreter": sys.executable,
         }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import xml.etree.ElementTree as ET
+from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -49,6 +50,16 @@ PLAN: dict[str, Any] = {
     "paths": {"state": "/var/lib/sglang-kimi", "cache": "/var/cache/sglang-kimi"},
 }
 PID = 4711
+
+
+HANDBOOK = f"""Rendered from the plan `{"d" * 12}`.
+## 6. Exact launch command
+
+```
+{" ".join(COMMAND[:4])} \\
+  {" ".join(COMMAND[4:])}
+```
+"""
 
 
 def shown_command(words: list[str]) -> str:
@@ -105,7 +116,9 @@ class Host:
         (root / "var/lib/sglang-kimi/deployments/last-good").symlink_to("p" * 12)
         self.write(PATH, TEXT)
         site = "opt/sglang/releases/abc123/venv/lib/python3.12/site-packages"
-        self.write(f"{site}/sglang-0.5.9.dist-info/RECORD", "")
+        digest = urlsafe_b64encode(sha256(b"plain\n").digest()).decode().rstrip("=")
+        record = f"sglang/__init__.py,sha256={digest},6\nsglang/worker.py,sha256={digest},6\nsglang-0.5.9.dist-info/RECORD,,\n"
+        self.write(f"{site}/sglang-0.5.9.dist-info/RECORD", record)
         self.patched = self.write(f"{site}/sglang/worker.py", "patched\n")
         self.plain = self.write(f"{site}/sglang/__init__.py", "plain\n")
         python = self.write(PYTHON, "#!/bin/sh\n")
@@ -125,7 +138,7 @@ class Host:
         self.write("etc/gpuserve-sglang/sglang-kimi.json", json.dumps(self.settings))
         self.write("etc/gpuserve-sglang/sglang-kimi.plan.json", json.dumps(PLAN))
         self.write("usr/local/lib/gpuserve-sglang/__main__.py", "program\n")
-        self.handbook = self.write("var/lib/sglang-kimi/production.md", f"Rendered from the plan `{'d' * 12}`.\n")
+        self.handbook = self.write("var/lib/sglang-kimi/production.md", HANDBOOK)
         self.write("etc/apt/preferences.d/00-gpuserve-cuda", "pins\n")
         self.write(
             "var/lib/dpkg/status",
@@ -245,16 +258,23 @@ def _follow_unit(host: Host) -> None:
     host.process(words, {**PLAN["env"], "GPUSERVE_PLAN": "p1"})
 
 
+def _upgrade(host: Host) -> None:
+    site = host.plain.parents[1]
+    new = (site / "sglang-0.5.9.dist-info").rename(site / "sglang-0.5.10.dist-info")
+    (new / "RECORD").write_text((new / "RECORD").read_text().replace("0.5.9", "0.5.10"))
+
+
 def _other(kind: str, **values: Any) -> Callable[[Host], Any]:
     return lambda host: host.facts[kind].update(values)
 
 
 DRIFTS: dict[str, tuple[Callable[[Host], Any], str, list[str]]] = {
     "an upgraded package": (
-        lambda h: (h.plain.parents[1] / "sglang-0.5.9.dist-info").rename(h.plain.parents[1] / "sglang-0.5.10.dist-info"),
-        "packages", ["sglang 0.5.10", "0.5.9"]),
+        _upgrade, "packages", ["sglang: 0.5.10", "0.5.9"]),
+    "an edited file": (lambda h: h.plain.write_text("mine\n"), "files", ["sglang/__init__.py", "sha256"]),
+    "a file of nobody": (lambda h: h.plain.with_name("stray.py").write_text("x\n"), "files", ["stray.py", "Remove it"]),
     "an edited patched file": (lambda h: h.patched.write_text("mine\n"), "patches", ["worker.py", "site.yml"]),
-    "a lost patched file": (lambda h: h.patched.unlink(), "patches", ["worker.py is gone"]),
+    "a lost patched file": (lambda h: h.patched.unlink(), "patches", ["worker.py of sglang: absent"]),
     "another current": (
         lambda h: ((h.root / "opt/sglang/current").unlink(), (h.root / "opt/sglang/current").symlink_to("releases/other")),
         "release", ["other"]),
@@ -339,6 +359,8 @@ DRIFTS: dict[str, tuple[Callable[[Host], Any], str, list[str]]] = {
     "an edited program": (_edit("usr/local/lib/gpuserve-sglang/__main__.py", "mine\n"), "programs", ["__main__.py"]),
     "a stopped timer": (lambda h: h.timer.update(ActiveState="inactive"), "liveness", ["inactive", "enable --now"]),
     "a stale handbook": (lambda h: h.handbook.write_text(f"plan `{'e' * 12}`"), "handbook", ["eeee", "dddd"]),
+    "an edited handbook": (
+        lambda h: h.handbook.write_text(HANDBOOK.replace("30000", "30001")), "handbook", ["launch command was edited"]),
     "no handbook": (lambda h: h.handbook.unlink(), "handbook", ["no file"]),
 }  # fmt: skip
 
@@ -355,6 +377,17 @@ def test_a_drift_is_named_by_one_check_and_nothing_else(host: Host, drift: str) 
     for word in words:
         assert word in text_of(found, id_)
     assert "hunter2" not in json.dumps(found)
+
+
+@pytest.mark.parametrize("drift", ["an upgraded package", "an edited file", "an edited patched file"])
+def test_guarded_packages_alone_are_quick(host: Host, drift: str) -> None:
+    quick = {"all_files": False, "guard": ("sglang",)}
+    assert named(host.verify(**quick)) == []
+    change, id_, words = DRIFTS[drift]
+    change(host)
+    found = host.verify(**quick)
+    assert named(found) == [id_]
+    assert words[0] in text_of(found, id_)
 
 
 def test_an_undeployed_inventory_is_said_once(host: Host) -> None:

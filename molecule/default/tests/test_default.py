@@ -1,8 +1,16 @@
 """What the host must look like after site.yml, and again after a reboot: asked of the host, not of the play."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "collections"))
+
+from ansible_collections.gpuserve.sglang.plugins.module_utils.service import PLAN_VARIABLE
+from ansible_collections.gpuserve.sglang.plugins.module_utils.verify_host import HANDBOOK_PLAN, launch_words
+from ansible_collections.gpuserve.sglang.plugins.module_utils.verify_unit import COMPARED, directives, same
 
 UNIT = "sglang-kimi.service"
 STATE = "/var/lib/sglang-kimi"
@@ -111,15 +119,46 @@ def _seconds(text):
     return total
 
 
-def test_process_is_what_the_unit_says(host, process):
-    """The command line in the handbook, in the unit and of the process are the same words."""
+@pytest.fixture(scope="module")
+def deployed(host):
+    """What verify expects of this host: the record of its last good deployment."""
+    folder = f"{STATE}/deployments/last-good"
+    return {
+        "unit": host.file(f"{folder}/unit").content_string,
+        "plan": json.loads(host.file(f"{folder}/plan.json").content_string),
+    }
+
+
+def test_unit_is_what_was_recorded(host, unit, deployed):
+    """The expectations of playbooks/verify.yml, held against the host by other means."""
+    assert host.file(f"/etc/systemd/system/{UNIT}").content_string.rstrip() == deployed["unit"].rstrip()
+    assert unit["DropInPaths"] == ""
+    written = {entry.name: entry.value for entry in directives(deployed["unit"], "")}
+    compared = [name for name in COMPARED if name in written]
+    assert len(compared) > 8
+    assert [name for name in compared if not same(name, written[name], unit[COMPARED[name]])] == []
+
+
+def test_process_is_what_plan_and_handbook_say(host, process, deployed):
+    """The command line in the handbook, in the plan and of the process are the same words; so are the variables."""
     handbook = host.file(f"{STATE}/production.md").content_string
-    block = handbook.split("## 6. Exact launch command")[1].split("```")[1]
-    assert block.replace("\\\n", " ").split() == process["command"]
+    plan = deployed["plan"]
+    assert launch_words(handbook) == process["command"] == plan["command"]
     assert process["command"][0].startswith("/opt/sglang/releases/")
     assert process["command"][1:3] == ["-m", "sglang.launch_server"]
-    assert len(process["environ"]["GPUSERVE_PLAN"]) == 64
-    assert process["environ"]["SGLANG_USE_CPU_ENGINE"] == "1"
+    shown = handbook.split("## 6. Exact launch command")[1].split("```")[3]
+    variables = dict(line.split("=", 1) for line in shown.splitlines() if line)
+    assert variables == plan["env"]
+    assert {name: process["environ"].get(name) for name in variables} == variables
+    assert process["environ"][PLAN_VARIABLE] == plan["process_hash"]
+    assert plan["hash"].startswith(HANDBOOK_PLAN.search(handbook).group(1))
+
+
+def test_history_has_the_record_and_this_deployment(host, deployed):
+    history = host.file(f"{STATE}/eagle-fast-verify.md").content_string
+    assert "EAGLE-3 first ran at 54.1" in history
+    assert history.count("<!-- deployment: ") == 1
+    assert deployed["plan"]["hash"] in history
 
 
 def test_release_is_complete(host, process):

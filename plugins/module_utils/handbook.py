@@ -1,0 +1,311 @@
+# Copyright: The gpuserve.sglang authors
+# Apache License 2.0 (see https://www.apache.org/licenses/LICENSE-2.0)
+"""What the handbook shows, as tables of text: made from the plan, the host as it was read, the release's manifest, the patch
+series, the preflight's report and the measurements. The template only lays it out.
+
+Nothing is computed that the plan decides, and no number is made up: a benchmark cell is the record's, a measured one, or `-`.
+What changes from one look at a host to the next (free memory, temperature) is left out, so that a second rendering is the
+same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import documented
+
+NOT_ON_RECORD = "-"
+#: Packages that decide what serves, in the order of the table.
+PACKAGES = (
+    "sglang", "torch", "sgl-kernel", "flashinfer-python", "flashinfer-cubin", "nvidia-nccl-cu13", "nvidia-cudnn-cu13",
+    "transformers", "triton",
+)  # fmt: skip
+Rows = list[list[str]]
+
+
+def cell(value: Any, code: bool = True) -> str:
+    """A value as a cell of a Markdown table."""
+    if value is None or value == "" or value == []:
+        return "not set"
+    if isinstance(value, bool):
+        text = "on" if value else "off"
+    elif isinstance(value, (list, tuple)):
+        text = " ".join(str(item) for item in value)
+    else:
+        text = str(value)
+    text = text.replace("|", "\\|").replace("\n", " ")
+    return f"`{text}`" if code else text
+
+
+def words(text: Any) -> str:
+    """Running text in a cell."""
+    return str(text).replace("|", "\\|").replace("\n", " ").strip()
+
+
+def span(seconds: float) -> str:
+    """570 -> `9 min 30 s`, 900 -> `15 min`, 20.9 -> `21 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return " ".join([*([f"{minutes} min"] if minutes else []), *([f"{rest} s"] if rest or not minutes else [])])
+
+
+def number(value: Any, digits: int = 1) -> str:
+    """A measured number; what was not measured is `-`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return NOT_ON_RECORD
+    return f"{value:.{digits}f}"
+
+
+def hardware(host: Mapping[str, Any]) -> Rows:
+    """The host as it was read."""
+    rows: Rows = []
+    kinds: dict[tuple[Any, ...], int] = {}
+    for gpu in host.get("gpus") or []:
+        key = (gpu.get("name"), gpu.get("memory_total_mib"), gpu.get("compute_cap"))
+        kinds[key] = kinds.get(key, 0) + 1
+    for (name, memory, capability), count in kinds.items():
+        rows.append(["GPUs", f"{count} x {name}, {memory} MiB each, compute capability {capability}"])
+    if not kinds:
+        rows.append(["GPUs", "none seen"])
+    links = host.get("links") or {}
+    topology = links.get("topology") or "unknown"
+    matrix = links.get("matrix") or []
+    kinds_of_links = sorted({str(entry) for row in matrix for entry in row if str(entry) != "X"})
+    rows.append(
+        ["links", topology + (f" ({', '.join(kinds_of_links)} in `nvidia-smi topo -m`)" if kinds_of_links else "")]
+    )
+    pcie = sorted(
+        {
+            f"gen {p.get('gen_max')} x{p.get('width_max')}"
+            for p in (gpu.get("pcie") or {} for gpu in host.get("gpus") or [])
+            if p.get("gen_max")
+        }
+    )
+    if pcie:
+        rows.append(["PCIe of each GPU, at most", ", ".join(pcie)])
+    driver = host.get("driver") or {}
+    installed = f"{driver['installed']} installed" if driver.get("installed") else "no driver package on this host"
+    flavour = f", {driver['flavour']} module" if driver.get("flavour") else ""
+    rows.append(["driver", f"{driver.get('loaded') or 'unknown'} loaded, {installed}{flavour}"])
+    cpus = host.get("cpus") or {}
+    rows.append(
+        ["CPU", f"{cpus.get('count', 'unknown')} processors{', ' + cpus['model'] if cpus.get('model') else ''}"]
+    )
+    nodes = (host.get("numa") or {}).get("nodes")
+    if nodes:
+        rows.append(["NUMA nodes", str(nodes)])
+    memory = host.get("memory") or {}
+    if memory.get("total_mib"):
+        rows.append(["main memory", f"{memory['total_mib'] / 1024:.0f} GiB"])
+    if memory.get("shm_mib"):
+        rows.append(["`/dev/shm`", f"{memory['shm_mib'] / 1024:.0f} GiB"])
+    for disk in host.get("disks") or []:
+        if disk.get("total_bytes"):
+            rows.append(
+                [f"file system of `{disk['path']}`", f"{disk['total_bytes'] / 1e9:.0f} GB ({disk.get('fstype')})"]
+            )
+    rows.append(["kernel", str(host.get("kernel") or "unknown")])
+    system = host.get("os") or {}
+    name = system.get("pretty_name") or system.get("name") or "unknown"
+    inside = f", inside {host['container']}" if host.get("container") else ""
+    rows.append(["system", f"{name}, process 1 is {host.get('init_system') or 'unknown'}{inside}"])
+    return [[words(left), words(right)] for left, right in rows]
+
+
+def software(host: Mapping[str, Any], manifest: Mapping[str, Any]) -> Rows:
+    """What is installed, beside what the record names."""
+    record = documented.record()["software"]
+    packages = manifest.get("packages") or {}
+    rows: Rows = []
+    for name in PACKAGES:
+        if name in packages or name in record:
+            # A whole manifest names every package; a part of one says nothing of the others.
+            absent = "not installed" if manifest.get("id") else NOT_ON_RECORD
+            rows.append([f"`{name}`", str(packages.get(name) or absent), str(record.get(name, NOT_ON_RECORD))])
+    toolkits = [f"{entry['version'] or '?'} at `{entry['path']}`" for entry in host.get("toolkits") or []]
+    none = "none seen" if "toolkits" in host else NOT_ON_RECORD
+    rows.append(["CUDA toolkit", ", ".join(toolkits) or none, record["CUDA toolkit"]])
+    driver = (host.get("driver") or {}).get("loaded")
+    rows.append(["NVIDIA driver", str(driver or "unknown"), record["NVIDIA driver"]])
+    rows.append(["Python", str(manifest.get("python_version") or "unknown"), record["Python"]])
+    return rows
+
+
+def benchmark(
+    measured: Mapping[str, Any] | None, plan: Mapping[str, Any], name: str
+) -> tuple[list[str], Rows, list[str], Rows, str]:
+    """Header and rows of the table of the record with the last measurement beside it, those of that measurement in full, and
+    what has to be said about it."""
+    record = documented.record()["benchmark"]
+    levels: list[int] = list(record["levels"])
+    rows: Rows = []
+    for row in record["rows"]:
+        title = f"**{row['title']}**" if row["profile"] == plan["profile"] else row["title"]
+        rows.append([title, "record", *(number(value) for value in row["output_tok_s"])])
+    header = ["configuration", "source", *(f"C={level}" for level in levels)]
+    if not measured:
+        return header, rows, [], [], "Nothing was measured on this host yet: `playbooks/benchmark.yml` measures it."
+    by_level = {int(level["concurrency"]): level for level in measured.get("levels") or []}
+    rates = [number((by_level.get(level) or {}).get("output_tok_s")) for level in levels]
+    rows.append([f"{measured.get('profile')} on {name}", f"measured {str(measured.get('when'))[:10]}", *rates])
+    detail_header = [
+        "concurrency", "requests", "failed", "output tok/s", "TTFT p50 ms", "TTFT p99 ms", "inter-token p50 ms",
+        "inter-token p99 ms", "acceptance length",
+    ]  # fmt: skip
+    detail = []
+    for level, found in sorted(by_level.items()):
+        ttft, itl = found.get("ttft_ms") or {}, found.get("itl_ms") or {}
+        detail.append(
+            [
+                str(level),
+                str(found.get("completed", NOT_ON_RECORD)),
+                str(found.get("failed", NOT_ON_RECORD)),
+                number(found.get("output_tok_s")),
+                number(ttft.get("p50")),
+                number(ttft.get("p99")),
+                number(itl.get("p50")),
+                number(itl.get("p99")),
+                number(found.get("accept_length"), 2),
+            ]
+        )
+    note = f"Measured {measured.get('when')} with the profile `{measured.get('profile')}`, SGLang {measured.get('engine_version')}."
+    if measured.get("plan_hash") != plan["hash"]:
+        note += (
+            f" **That was another plan** (`{str(measured.get('plan_hash'))[:12]}`): these numbers are not those of what serves now. "
+            "Measure again with `playbooks/benchmark.yml`."
+        )
+    return header, rows, detail_header, detail, note
+
+
+def settings(plan: Mapping[str, Any]) -> dict[str, Rows]:
+    """Every setting with its value, reason and source: flags, NCCL, other environment, unit, what is left to the engine."""
+    groups: dict[str, Rows] = {"flags": [], "nccl": [], "environment": [], "unit": [], "engine": []}
+    for note in plan["notes"]:
+        name = str(note["setting"])
+        kind = (
+            "flags" if name.startswith("--")
+            else "unit" if name.startswith("unit.")
+            else "engine" if name.startswith("engine.")
+            else "nccl" if name.startswith("NCCL_")
+            else "environment"
+        )  # fmt: skip
+        shown = name.removeprefix("unit.").removeprefix("engine.")
+        groups[kind].append([f"`{shown}`", cell(note["value"]), words(note["reason"]), words(note["source"])])
+    return groups
+
+
+def patch_rows(plan: Mapping[str, Any], series: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any]) -> Rows:
+    """The patches that the engine carries, with what their series says of each."""
+    known = {
+        str(patch["id"]): {**patch, "package": definition.get("package")}
+        for definition in series
+        for patch in definition.get("patches") or []
+    }
+    order = [name for name in known if name in plan["patches"]]
+    rows: Rows = []
+    for name in [*order, *(name for name in plan["patches"] if name not in known)]:
+        patch = known.get(name) or {}
+        upstream = patch.get("upstream") or {}
+        retire = upstream.get("fixed_in")
+        files = sorted(
+            path for path, entry in (manifest.get("files") or {}).items() if name in (entry.get("patches") or [])
+        )
+        rows.append(
+            [
+                f"`{name}`",
+                words(patch.get("title") or "not in a series that this play knows"),
+                words(upstream.get("ref") or "none"),
+                f"{patch.get('package')} {retire}" if retire else "until upstream has it",
+                ", ".join(f"`{path}`" for path in files) or NOT_ON_RECORD,
+            ]
+        )
+    return rows
+
+
+def isolation(host: Mapping[str, Any]) -> list[str]:
+    """What the host's settings mean for DMA isolation, in sentences."""
+    found = []
+    state = (host.get("iommu") or {}).get("state")
+    if state == "off":
+        found.append(
+            "The IOMMU is off: every device can read and write all of the host's memory. This host must belong to one "
+            "tenant; no virtual machine and no device may be handed to anybody else on it."
+        )
+    elif state == "passthrough":
+        found.append(
+            "The IOMMU passes the host's devices through: their DMA is not confined. This host must belong to one tenant."
+        )
+    elif state == "translated":
+        found.append(
+            "The IOMMU translates: DMA is confined, and peer-to-peer copies between GPUs over PCIe may be slower or hang."
+        )
+    else:
+        found.append("Whether the IOMMU confines DMA could not be seen on this host.")
+    acs = host.get("acs") or {}
+    if acs.get("readable") and acs.get("bridges"):
+        redirecting = acs.get("redirecting") or []
+        found.append(
+            f"ACS redirects peer traffic on {len(redirecting)} bridge(s) above the GPUs: it goes through the root complex."
+            if redirecting
+            else "ACS does not redirect peer traffic: GPUs reach each other directly, and nothing above them checks that."
+        )
+    return found
+
+
+def view(
+    plan: Mapping[str, Any],
+    host: Mapping[str, Any],
+    name: str = "",
+    manifest: Mapping[str, Any] | None = None,
+    series: Sequence[Mapping[str, Any]] = (),
+    measured: Mapping[str, Any] | None = None,
+    last_start: Mapping[str, Any] | None = None,
+    report: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Everything that the template lays out."""
+    known = manifest or {}
+    record_header, record_rows, detail_header, detail, note = benchmark(measured, plan, name)
+    unit = plan["unit"]
+    began = (last_start or {}).get("seconds_to_ready")
+    budget = float(unit["timeout_start_sec"])
+    preflight = report or {}
+    return {
+        "unit": f"{unit['name']}.service",
+        "hardware": hardware(host),
+        "software": software(host, known),
+        "benchmark": {
+            "header": record_header,
+            "rows": record_rows,
+            "detail_header": detail_header,
+            "detail": detail,
+            "note": note,
+            "method": documented.record()["benchmark"]["method"],
+        },
+        "settings": settings(plan),
+        "patches": patch_rows(plan, series, known),
+        "checksums": [
+            [f"`{path}`", f"`{entry['sha256']}`"] for path, entry in sorted((known.get("files") or {}).items())
+        ],
+        "deviations": [
+            [f"`{d['setting']}`", cell(d["documented"]), cell(d["actual"]), words(d["reason"]), f"`{d['take_back']}`"]
+            for d in plan["deviations"]
+        ],
+        "preflight": {
+            "known": bool(report),
+            "waived": [[f"`{e['id']}`", words(e["title"]), words(e["reason"])] for e in preflight.get("waived") or []],
+            # What was found changes from run to run, and the handbook must not.
+            "warnings": [
+                [f"`{e['id']}`", words(e["title"]), words(e["expected"]), words(e["do"])]
+                for e in preflight.get("warnings") or []
+            ],
+        },
+        "isolation": isolation(host),
+        "start": {
+            "budget": span(budget),
+            "last": span(float(began)) if began is not None else "",
+            "loop": span(float(unit["start_limit_interval_sec"])),
+        },
+        "release": plan["command"][0].partition("/venv/bin/")[0] if "/releases/" in plan["command"][0] else "",
+        "root": plan["command"][0].partition("/releases/")[0] if "/releases/" in plan["command"][0] else "",
+        "hardening_off": [[f"`{e['directive']}`", words(e["reason"])] for e in plan["hardening_off"]],
+    }

@@ -1,0 +1,150 @@
+# Copyright: The gpuserve.sglang authors
+# Apache License 2.0 (see https://www.apache.org/licenses/LICENSE-2.0)
+"""The optimisation history of a server: what is on record of the documented box, then one dated entry for each deployment.
+
+Only deployments that served are entered, the same one once; what was measured later is added to the last entry. Entries are
+never changed otherwise, and what people write between them stays.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .health_text import scrub
+from .record import LAST, PREVIOUS, RecordError, Records
+from .service import difference
+
+HEAD = """# History of this server
+
+How its configuration became what it is. The first part is the record of the documented box; below it stands one entry for each
+deployment on this host, added by `gpuserve.sglang`. What you write between the entries stays.
+
+## On record: the documented box
+
+tok/s of single-stream output unless another concurrency (C) is named.
+
+- EAGLE-3 first ran at 54.1, against a baseline of about 82 (CUDA 12.8, topk 4, no overlap).
+- Lowering the largest CUDA graph batch from 512 to 128 gave the baseline 9 %.
+- The NCCL settings for PCIe: about 63 to 89.
+- CUDA 13 with the SM120 patches (all-reduce fusion, symmetric memory) took EAGLE-3 to 96.1.
+- topk 4 on the v1 path: -12.7 % single stream and -54.5 % at C=30 against the baseline, because a tree of 16 draft tokens
+  multiplies the all-reduce of the verify pass.
+- topk 1 with spec v2: -6.4 % at C=1, +10.1 % at C=30, level above.
+- topk 2 cannot run on spec v2 and was not tried on v1: the configuration was frozen there.
+"""
+_MARK = re.compile(r"^<!-- deployment: (\{.*\}) -->$", re.MULTILINE)
+_MEASURED = re.compile(r"<!-- measured: begin -->\n.*?<!-- measured: end -->\n", re.DOTALL)
+
+
+def last_entry(text: str) -> dict[str, Any] | None:
+    """The mark of the last entry; None without one, or when it was damaged."""
+    marks = _MARK.findall(text)
+    try:
+        found = json.loads(marks[-1]) if marks else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _number(value: Any, digits: int) -> str:
+    return f"{value:.{digits}f}" if isinstance(value, (int, float)) and not isinstance(value, bool) else "-"
+
+
+def measured_block(measured: Mapping[str, Any] | None, plan: Mapping[str, Any]) -> str:
+    """What was measured with this very plan; only the markers otherwise."""
+    lines = ["<!-- measured: begin -->"]
+    if measured and measured.get("plan_hash") == plan["hash"]:
+        lines += [f"Measured {measured.get('when')}:", "", "| C | output tok/s | acceptance length |", "|---|---|---|"]
+        for level in measured.get("levels") or []:
+            shown = [_number(level.get("output_tok_s"), 1), _number(level.get("accept_length"), 2)]
+            lines.append(f"| {level['concurrency']} | {' | '.join(shown)} |")
+    return "\n".join([*lines, "<!-- measured: end -->"]) + "\n"
+
+
+def changes(before: Mapping[str, Any] | None, plan: Mapping[str, Any]) -> list[str]:
+    """Settings that came and went against the deployment before, without secrets."""
+    if before is None:
+        return []
+    lines = [
+        line
+        for line in difference(before["command"], before["env"], plan["command"], plan["env"]).splitlines()
+        if line not in ("--- running", "+++ planned") and not line.startswith("@@")
+    ]
+    for key in sorted({*before["unit"], *plan["unit"]}):
+        old, new = before["unit"].get(key), plan["unit"].get(key)
+        if old != new:
+            lines += [
+                f"{sign}unit.{key}={scrub(str(value))}" for sign, value in (("-", old), ("+", new)) if value is not None
+            ]
+    return lines
+
+
+def entry(
+    plan: Mapping[str, Any],
+    when: str,
+    mark: Mapping[str, Any],
+    before: Mapping[str, Any] | None,
+    seconds_to_ready: float | None,
+    driver: str,
+    measured: Mapping[str, Any] | None,
+) -> str:
+    """One entry."""
+    release = f", release `{mark['release']}`" if mark["release"] else ""
+    ready = f" Ready after {seconds_to_ready:.1f} s." if seconds_to_ready is not None else ""
+    lines = [
+        "",
+        f"## {when}: plan `{str(plan['hash'])[:12]}`, profile `{plan['profile']}`",
+        "",
+        f"<!-- deployment: {json.dumps(mark, sort_keys=True)} -->",
+        "",
+        f"SGLang {plan['engine_version']}{release}, driver {driver or 'not known'}, {len(plan['patches'])} patches.{ready}",
+        "",
+    ]
+    diff = changes(before, plan)
+    if before is None:
+        lines += ["The first deployment on record here.", ""]
+    elif diff:
+        lines += [f"Against the deployment `{str(before['hash'])[:12]}`:", "", "```diff", *diff, "```", ""]
+    else:
+        lines += [f"The same settings as the deployment `{str(before['hash'])[:12]}`.", ""]
+    return "\n".join(lines) + "\n" + measured_block(measured, plan)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def updated(text: str, plan: Mapping[str, Any], state_dir: Path, when: str, driver: str = "") -> str:
+    """The history with what is missing of it. ``text`` is empty for a new one, ``when`` a date for people."""
+    new = text or HEAD
+    records = Records(state_dir)
+    try:
+        last, previous = records.read(LAST), records.read(PREVIOUS)
+    except RecordError:
+        last = previous = None
+    if last is None or last["plan"].get("hash") != plan["hash"]:
+        # Not what serves: a deployment that was only planned is no part of the history.
+        return new
+    match = re.search(r"/releases/([0-9a-f]+)/", plan["command"][0])
+    mark = {"plan": plan["hash"], "process": plan["process_hash"], "release": match.group(1) if match else ""}
+    measured = _json(state_dir / "benchmarks" / "latest.json")
+    found = last_entry(new)
+    if found is None or found.get("plan") != plan["hash"]:
+        start = _json(state_dir / "last-start.json")
+        seconds = start.get("seconds_to_ready") if start.get("plan_hash") == plan["hash"] else None
+        before = previous["plan"] if previous else None
+        ready = float(seconds) if isinstance(seconds, (int, float, str)) and seconds != "" else None
+        return new.rstrip("\n") + "\n" + entry(plan, when, mark, before, ready, driver, measured)
+    blocks = list(_MEASURED.finditer(new))
+    if blocks and measured.get("plan_hash") == plan["hash"]:
+        at = blocks[-1]
+        new = new[: at.start()] + measured_block(measured, plan) + new[at.end() :]
+    return new

@@ -1,0 +1,254 @@
+"""The handbook: laid out from data, the same text twice, no number of its own, and a launch command that is the plan's."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import plan_cases as cases
+import pytest
+import yaml
+from ansible.errors import AnsibleFilterError
+from ansible_collections.gpuserve.sglang.plugins.filter import handbook as handbook_filter
+from ansible_collections.gpuserve.sglang.plugins.module_utils import documented, handbook, history
+from ansible_collections.gpuserve.sglang.plugins.module_utils.plan import launch_plan
+from ansible_collections.gpuserve.sglang.plugins.module_utils.record import Records
+from ansible_collections.gpuserve.sglang.plugins.module_utils.verify_host import HANDBOOK_PLAN, launch_words
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = ROOT / "tools" / "handbook_docs.py"
+sys.path.insert(0, str(TOOL.parent))
+
+import handbook_docs  # noqa: E402
+
+SECTIONS = [
+    "Hardware", "Software stack", "Configuration and why", "Flags explained", "NCCL", "Exact launch command",
+    "Service management", "Patches", "Paths and logs",
+]  # fmt: skip
+MEASURED = {
+    "schema": 1, "when": "2026-11-30T05:00:00Z", "profile": "eagle3-topk1-v2", "engine_version": "0.5.9",
+    "levels": [
+        {"concurrency": 1, "completed": 30, "failed": 0, "output_tok_s": 87.25, "ttft_ms": {"p50": 110.0, "p99": 240.0},
+         "itl_ms": {"p50": 11.0, "p99": 30.0}, "accept_length": 2.345},
+        {"concurrency": 100, "completed": 29, "failed": 1, "output_tok_s": 770.04, "ttft_ms": {}, "itl_ms": {},
+         "accept_length": None},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plan() -> dict[str, Any]:
+    return launch_plan(cases.wanted(), cases.host(), cases.models())
+
+
+def rendered(plan: dict[str, Any], **given: Any) -> str:
+    name, manifest = "kimi-1", given.pop("manifest", {})
+    host = given.pop("host", cases.host())
+    return handbook_docs.render(
+        {
+            "deployment_plan": plan,
+            "deployment_host": host,
+            "inventory_hostname": name,
+            "runbook_path": "/var/lib/x/production.md",
+            "runbook_history_path": "/var/lib/x/eagle-fast-verify.md",
+            "__runbook_view": handbook.view(plan, host, name, manifest, **given),
+            "__runbook_release": manifest,
+        }
+    )
+
+
+def test_the_sections_of_the_record_in_their_order(plan: dict[str, Any]) -> None:
+    text = rendered(plan)
+    titles = re.findall(r"^## (?:(\d+)\. )?(.+)$", text, re.MULTILINE)
+    assert titles[0] == ("", "At 3 a.m.")
+    numbered = [title for number, title in titles if number]
+    assert numbered[: len(SECTIONS)] == SECTIONS
+    assert [number for number, __ in titles if number] == [str(n + 1) for n in range(len(numbered))]
+    for title in (
+        "Incidents, and how to read them",
+        "Rollback",
+        "Upgrade",
+        "Deviations from the record",
+        "Security notes",
+    ):
+        assert title in numbered
+
+
+def test_the_launch_command_and_environment_are_the_plan_s(plan: dict[str, Any]) -> None:
+    text = rendered(plan)
+    assert launch_words(text) == plan["command"]
+    block = text.split("## 6.")[1].split("```")[3]
+    assert dict(line.split("=", 1) for line in block.split("\n") if line) == plan["env"]
+    match = HANDBOOK_PLAN.search(text)
+    assert match and plan["hash"].startswith(match.group(1))
+
+
+def test_odd_words_survive(plan: dict[str, Any]) -> None:
+    odd = {**plan, "command": [*plan["command"], "--json", '{"a": "50% of $HOME"}', "it's"]}
+    assert launch_words(rendered(odd)) == odd["command"]
+
+
+def test_every_flag_is_explained(plan: dict[str, Any]) -> None:
+    section = rendered(plan).split("## 4. Flags explained")[1].split("\n## ")[0]
+    for flag in plan["args"]:
+        assert f"| `{flag}` |" in section
+
+
+def test_tables_are_tables(plan: dict[str, Any]) -> None:
+    """Every row of a table has as many cells as its head, pipes in texts included."""
+    odd = {**plan, "notes": [*plan["notes"], {"setting": "--x", "value": "a|b", "reason": "c|d\ne", "source": "s"}]}
+    lines = rendered(odd, measured={**MEASURED, "plan_hash": plan["hash"]}).splitlines()
+    cells = [len(re.findall(r"(?<!\\)\|", line)) for line in lines]
+    seen = 0
+    for number, line in enumerate(lines):
+        if line.startswith("|"):
+            seen += 1
+            if lines[number - 1].startswith("|"):
+                assert cells[number] == cells[number - 1], line
+    assert seen > 60
+
+
+def numbers_of_table(text: str) -> list[str]:
+    section = text.split("## 3. Configuration and why")[1].split("### Memory")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|") and "---" not in line]
+    return [cell for row in rows for cell in re.findall(r"(?<=\| )[\d.]+(?= \|)", row)]
+
+
+def test_numbers_of_the_benchmark_are_the_record_s_or_measured(plan: dict[str, Any]) -> None:
+    record = {
+        f"{value:.1f}" for row in documented.record()["benchmark"]["rows"] for value in row["output_tok_s"] if value
+    }
+    assert set(numbers_of_table(rendered(plan))) == record
+    with_measured = numbers_of_table(rendered(plan, measured={**MEASURED, "plan_hash": plan["hash"]}))
+    mine = {"87.2", "770.0", "110.0", "240.0", "11.0", "30.0", "2.35", "2.34", "1", "100", "30", "29", "0"}
+    assert set(with_measured) - record <= mine
+    assert {"87.2", "770.0"} <= set(with_measured)
+
+
+def test_a_measurement_of_another_plan_says_so(plan: dict[str, Any]) -> None:
+    assert "That was another plan" in rendered(plan, measured={**MEASURED, "plan_hash": "f" * 64})
+    assert "That was another plan" not in rendered(plan, measured={**MEASURED, "plan_hash": plan["hash"]})
+
+
+def test_what_changes_by_itself_is_left_out(plan: dict[str, Any]) -> None:
+    now, later = cases.host(), cases.host()
+    later["memory"] = {**later.get("memory", {}), "available_mib": 1}
+    for gpu in later["gpus"]:
+        gpu.update(memory_used_mib=5000, memory_free_mib=1, temperature_c=80, processes=[{"pid": 1}])
+    later["ports"] = [{"port": 30000, "pid": 1}]
+    report = {"waived": [], "warnings": [{"id": "w", "title": "t", "found": "1", "expected": "e", "do": "d"}]}
+    again = {"waived": [], "warnings": [{"id": "w", "title": "t", "found": "2", "expected": "e", "do": "d"}]}
+    assert rendered(plan, host=now, report=report) == rendered(plan, host=later, report=again)
+
+
+def test_waivers_patches_and_checksums_are_shown(plan: dict[str, Any]) -> None:
+    series = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "patches").glob("*/*/series.yml"))]
+    patch = plan["patches"][0]
+    manifest = {
+        "id": "abc", "installer": "uv", "built_at": "2026-01-01", "torch_cuda": "13.0", "python_version": "3.12.3",
+        "packages": {"sglang": "0.5.9"}, "files": {"sglang/x.py": {"package": "sglang", "sha256": "f" * 64, "patches": [patch]}},
+    }  # fmt: skip
+    released = {**plan, "command": ["/opt/sglang/releases/abc/venv/bin/python", *plan["command"][1:]]}
+    text = rendered(
+        released, manifest=manifest, series=series, last_start={"seconds_to_ready": 570.4},
+        report={"waived": [{"id": "iommu", "title": "IOMMU", "reason": "one tenant"}], "warnings": []},
+    )  # fmt: skip
+    assert f"| `{patch}` |" in text and "`sglang/x.py`" in text and "f" * 64 in text
+    assert "| `iommu` | IOMMU | one tenant |" in text
+    assert "the last one took 9 min 30 s" in text
+    assert "Release `abc` in `/opt/sglang/releases/abc`" in text
+    assert "not in a series that this play knows" not in text
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("off", "The IOMMU is off"), ("passthrough", "DMA is not confined"), ("translated", "DMA is confined"), (None, "could not be seen")],
+)  # fmt: skip
+def test_dma_isolation_is_said(plan: dict[str, Any], state: str | None, words: str) -> None:
+    host = {**cases.host(), "iommu": {"state": state}, "acs": {"readable": True, "bridges": ["a"], "redirecting": []}}
+    text = rendered(plan, host=host).split("Security notes")[1]
+    assert words in text
+    assert "ACS does not redirect peer traffic" in text
+
+
+def test_a_wide_address_is_a_warning(plan: dict[str, Any]) -> None:
+    wide = {**plan, "endpoint": {**plan["endpoint"], "host": "0.0.0.0"}}
+    assert "everybody who reaches that address can use it" in rendered(wide)
+    assert "only this host reaches it" in rendered(plan)
+
+
+def test_the_filter_is_thin(plan: dict[str, Any]) -> None:
+    made = handbook_filter.FilterModule().filters()["handbook"](plan, host=cases.host(), name="x")
+    assert made == handbook.view(plan, cases.host(), "x")
+    with pytest.raises(AnsibleFilterError, match="expected a plan"):
+        handbook_filter.FilterModule().filters()["handbook"]({})
+
+
+def test_the_example_in_docs_is_what_the_tool_renders() -> None:
+    assert subprocess.run([sys.executable, TOOL, "--check"], check=False).returncode == 0
+    page = handbook_docs.PAGE.read_text()
+    assert "| **topk 1, spec v2 (production)** | record | 86.8 | 759.3 | 775.0 | 754.4 |" in page
+    assert "Nothing was measured on this host yet" in page
+
+
+# --------------------------------------------------------------------------------------------------- history
+
+
+def deploy(state: Path, plan: dict[str, Any], seconds: float | None = None) -> None:
+    Records(state).keep("unit", plan)
+    if seconds is not None:
+        (state / "last-start.json").write_text(
+            json.dumps({"seconds_to_ready": str(seconds), "plan_hash": plan["hash"]})
+        )
+
+
+def test_history_grows_by_one_entry_a_deployment(tmp_path: Path, plan: dict[str, Any]) -> None:
+    other = launch_plan(cases.wanted(overrides={"max_running_requests": 64}), cases.host(), cases.models())
+    deploy(tmp_path, plan, 12.34)
+    first = history.updated("", plan, tmp_path, "2026-11-30 05:00 UTC", "590.48.01")
+    assert first.startswith(history.HEAD.rstrip("\n"))
+    assert "## 2026-11-30 05:00 UTC: plan `" in first and "Ready after 12.3 s." in first and "590.48.01" in first
+    assert "The first deployment on record here." in first
+    assert history.updated(first, plan, tmp_path, "later") == first
+
+    deploy(tmp_path, other, 9)
+    second = history.updated(first, other, tmp_path, "2026-12-01 05:00 UTC")
+    assert second.startswith(first)
+    added = second.removeprefix(first)
+    assert "```diff\n---max-running-requests 48\n+--max-running-requests 64\n" in added
+    assert second.count("<!-- deployment: ") == 2
+
+    deploy(tmp_path, plan)
+    third = history.updated(second, plan, tmp_path, "2026-12-02 05:00 UTC")
+    assert third.count("<!-- deployment: ") == 3
+    assert "Ready after" not in third.removeprefix(second), "the last start was another plan's"
+
+
+def test_history_takes_in_a_measurement_and_keeps_what_people_wrote(tmp_path: Path, plan: dict[str, Any]) -> None:
+    deploy(tmp_path, plan)
+    text = history.updated("", plan, tmp_path, "now") + "\nA remark by hand.\n"
+    (tmp_path / "benchmarks").mkdir()
+    latest = tmp_path / "benchmarks" / "latest.json"
+    latest.write_text(json.dumps({**MEASURED, "plan_hash": "f" * 64}))
+    assert history.updated(text, plan, tmp_path, "now") == text
+    latest.write_text(json.dumps({**MEASURED, "plan_hash": plan["hash"]}))
+    measured = history.updated(text, plan, tmp_path, "now")
+    assert "| 1 | 87.2 | 2.35 |" in measured or "| 1 | 87.2 | 2.34 |" in measured
+    assert "| 100 | 770.0 | - |" in measured
+    assert measured.endswith("\nA remark by hand.\n")
+    assert history.updated(measured, plan, tmp_path, "now") == measured
+
+
+def test_a_plan_that_does_not_serve_is_not_entered(tmp_path: Path, plan: dict[str, Any]) -> None:
+    assert history.updated("", plan, tmp_path, "now") == history.HEAD
+    deploy(tmp_path, {**plan, "hash": "e" * 64})
+    assert history.updated("", plan, tmp_path, "now") == history.HEAD
+
+
+def test_the_record_s_history_holds_the_record_s_numbers() -> None:
+    for number in ("54.1", "82", "63", "89", "96.1", "-12.7 %", "-54.5 %", "-6.4 %", "+10.1 %"):
+        assert number in history.HEAD
