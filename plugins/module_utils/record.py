@@ -1,6 +1,6 @@
 """Deployments that passed their gate, kept so that the last one can be put back.
 
-``<state>/deployments/<id>/`` holds the unit file and the plan of a deployment that served; the links ``last-good`` and
+``<state>/deployments/<id>/`` holds the unit file, the plan and the settings files of a deployment that served; the links ``last-good`` and
 ``previous-good`` beside them name the two last ones. The id is the start of the plan's process hash. Nothing is downloaded
 or built for a rollback: the release that the unit names stands beside the others.
 """
@@ -23,6 +23,11 @@ class RecordError(Exception):
     """Says what was found, what was expected and what to do."""
 
 
+def settings_files(unit: str, folder: Path) -> list[Path]:
+    """The files in ``folder`` that belong to a unit: ``sglang-kimi.json`` and its like."""
+    return sorted(folder.glob(f"{unit.removesuffix('.service')}.*json"))
+
+
 class Records:
     """The records below a state directory."""
 
@@ -37,7 +42,10 @@ class Records:
             return ""
 
     def read(self, link: str) -> dict[str, Any] | None:
-        """``{id, unit, plan}`` of the deployment that a link names; None without one. Raises RecordError."""
+        """``{id, unit, plan, settings}`` of the deployment that a link names; None without one. Raises RecordError.
+
+        ``settings`` are the texts of the settings files by their path.
+        """
         name = self.linked(link)
         if not name:
             return None
@@ -47,6 +55,7 @@ class Records:
                 "id": name,
                 "unit": (folder / "unit").read_text(),
                 "plan": json.loads((folder / "plan.json").read_text()),
+                "settings": self._settings(folder),
             }
         except (OSError, ValueError) as error:
             raise RecordError(
@@ -54,15 +63,28 @@ class Records:
                 "Remove the link, or deploy again to make a new record."
             ) from error
 
-    def is_recorded(self, unit: str, plan: Mapping[str, Any]) -> bool:
+    @staticmethod
+    def _settings(folder: Path) -> dict[str, str]:
+        file = folder / "settings.json"
+        if not file.exists():
+            # Recorded by an earlier release of the collection.
+            return {}
+        return {str(path): str(text) for path, text in json.loads(file.read_text()).items()}
+
+    def is_recorded(self, unit: str, plan: Mapping[str, Any], settings: Mapping[str, str] | None = None) -> bool:
         """Whether exactly this deployment is the last good one."""
         try:
             found = self.read(LAST)
         except RecordError:
             return False
-        return found is not None and found["unit"] == unit and found["plan"].get("hash") == plan.get("hash")
+        return (
+            found is not None
+            and found["unit"] == unit
+            and found["plan"].get("hash") == plan.get("hash")
+            and found["settings"] == (settings or {})
+        )
 
-    def keep(self, unit: str, plan: Mapping[str, Any]) -> None:
+    def keep(self, unit: str, plan: Mapping[str, Any], settings: Mapping[str, str] | None = None) -> None:
         """Record a deployment that serves, and make it the last good one."""
         name = str(plan["process_hash"])[:ID_LENGTH]
         self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -71,6 +93,7 @@ class Records:
         new.mkdir()
         (new / "unit").write_text(unit)
         (new / "plan.json").write_text(json.dumps(plan, indent=1, sort_keys=True) + "\n")
+        (new / "settings.json").write_text(json.dumps(settings or {}, indent=1, sort_keys=True) + "\n")
         shutil.rmtree(self.root / name, ignore_errors=True)
         new.rename(self.root / name)
         last = self.linked(LAST)

@@ -44,10 +44,11 @@ def process_words(pid: int, file: str, proc: Path = Path("/proc")) -> list[str]:
     return [word.decode("utf-8", "replace") for word in words.split(b"\0")] if words else []
 
 
-def start_reasons(now: Mapping[str, Any], plan_hash: str) -> list[str]:
+def start_reasons(now: Mapping[str, Any], plan_hash: str, changes: Sequence[str] = ()) -> list[str]:
     """Why the service must be started or restarted to follow the plan of ``plan_hash``; empty when it need not be.
 
-    ``now`` is what :func:`read_service` returned. Text for people: what was found, what is wanted.
+    ``now`` is what :func:`read_service` returned, ``changes`` what :func:`setting_changes` did: a process that claims to follow
+    the plan and has other settings was started from a unit that somebody edited. Text for people: what was found, what is wanted.
     """
     if now["active_state"] not in ("active", "activating", "reloading") or not now["main_pid"]:
         return [f"the unit is {now['active_state'] or 'unknown to systemd'}"]
@@ -55,6 +56,11 @@ def start_reasons(now: Mapping[str, Any], plan_hash: str) -> list[str]:
     if now["plan_hash"] != plan_hash:
         reasons.append(
             f"the running process follows another plan ({now['plan_hash'][:12] or 'none'}, wanted {plan_hash[:12]})"
+        )
+    elif changes and not now["drop_ins"]:
+        # A drop-in that stays would change them again: a restart for it would never be the last one.
+        reasons.append(
+            f"the running process has other settings than its plan ({'; '.join(changes)}): its unit was edited"
         )
     if now["newer"]:
         reasons.append(f"the release changed after the process started ({', '.join(now['newer'])})")
@@ -106,6 +112,39 @@ def difference(
     )
 
 
+def setting_changes(
+    command: Sequence[str], environment: Mapping[str, str], wanted: Sequence[str], wanted_environment: Mapping[str, str]
+) -> list[str]:
+    """Each setting in which two command lines and environments differ, without secrets: ``--tp-size 4 -> 8``."""
+
+    def table(lines: Sequence[str]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for place, line in enumerate(lines):
+            name, __, value = line.partition(" " if line.startswith("--") else "=")
+            if place == 0 and not line.startswith("--"):
+                name, value = "program", line
+            # An option that is given twice counts with both values.
+            found[name] = f"{found[name]}, {value}" if name in found else value
+        return found
+
+    before, after = table(_settings(command, environment)), table(_settings(wanted, wanted_environment))
+    changes = []
+    for name in dict.fromkeys([*before, *after]):
+        if name not in after:
+            changes.append(" ".join(filter(None, [name, before[name], "is taken away"])))
+        elif name not in before:
+            changes.append(" ".join(filter(None, [name, after[name], "is new"])))
+        elif before[name] != after[name]:
+            changes.append(f"{name} {before[name]} -> {after[name]}")
+    return changes
+
+
+def own_drop_ins(unit: str, run: Runner = run_command) -> list[str]:
+    """Drop-ins of this very unit; those of all services (``service.d``) are the host's business."""
+    answer = run(["systemctl", "show", "--no-pager", "-p", "DropInPaths", "--value", "--", unit], 5.0)
+    return [path for path in answer.out.split() if f"/{unit}.d/" in path] if answer.rc == 0 else []
+
+
 def read_service(
     unit: str,
     newer: Sequence[str] = (),
@@ -144,4 +183,5 @@ def read_service(
         "environment": {name: scrub(environment[name]) for name in names if name in environment},
         "plan_hash": environment.get(PLAN_VARIABLE, ""),
         "newer": changed,
+        "drop_ins": own_drop_ins(unit, run),
     }

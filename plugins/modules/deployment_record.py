@@ -23,6 +23,16 @@ options:
   plan:
     description: The plan that the unit was made from. Needed with O(unit_file).
     type: dict
+  settings_dir:
+    description: Folder of the settings files of the unit, which are recorded with it.
+    type: path
+    default: /etc/gpuserve-sglang
+  start:
+    description:
+      - The start that has ended well, as C(seconds_to_ready) and C(invocation_id). Kept in C(last-start.json), with the time
+        that there was no server before it; that time is over with this call.
+      - Without C(seconds_to_ready) systemd is asked; that is for a start that another play began.
+    type: dict
 attributes:
   check_mode:
     description: Says whether something would be recorded.
@@ -44,16 +54,26 @@ EXAMPLES = r"""
 
 RETURN = r"""
 last_good:
-  description: The last deployment that passed its gate, as C(id), C(unit) (text) and C(plan); null without one.
+  description: The last deployment that passed its gate, as C(id), C(unit) (text), C(plan) and C(settings) (texts by
+    path); null without one.
   type: dict
   returned: always
 previous_good:
   description: The one before it.
   type: dict
   returned: always
+last_start:
+  description:
+    - The record of O(start), with C(when) (seconds since the epoch) and C(seconds_away); null when no serving server
+      had been stopped before. Empty without O(start).
+  type: dict
+  returned: always
 """
 
+import json
+import time
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
@@ -61,7 +81,28 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
     PREVIOUS,
     RecordError,
     Records,
+    settings_files,
 )
+from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import Away, ready_times, write_file
+
+
+def record_start(start: dict[str, Any], plan: dict[str, Any], unit: str, state_dir: Path) -> dict[str, Any]:
+    """Write ``last-start.json``: the server is back."""
+    away, now = Away(unit), time.time()
+    since, seconds = away.since(), start.get("seconds_to_ready")
+    if seconds is None:
+        seconds, now = ready_times(unit) or (0.0, now)
+    record = {
+        "seconds_to_ready": round(float(seconds), 1),
+        "seconds_away": None if since is None else round(now - since, 1),
+        "when": round(now),
+        "plan_hash": plan["hash"],
+        "process_hash": plan["process_hash"],
+        "invocation_id": str(start.get("invocation_id") or ""),
+    }
+    write_file(state_dir / "last-start.json", json.dumps(record, indent=4, sort_keys=True) + "\n")
+    away.end()
+    return record
 
 
 def main() -> None:
@@ -70,18 +111,26 @@ def main() -> None:
             "state_dir": {"type": "path", "required": True},
             "unit_file": {"type": "path"},
             "plan": {"type": "dict"},
+            "settings_dir": {"type": "path", "default": "/etc/gpuserve-sglang"},
+            "start": {"type": "dict"},
         },
-        required_by={"unit_file": ["plan"]},
+        required_by={"unit_file": ["plan"], "start": ["unit_file"]},
         supports_check_mode=True,
     )
-    records, changed = Records(Path(module.params["state_dir"])), False
+    given = module.params
+    state_dir, changed, start = Path(given["state_dir"]), False, {}
+    records = Records(state_dir)
     try:
-        if module.params["unit_file"]:
-            unit = Path(module.params["unit_file"]).read_text()
-            changed = not records.is_recorded(unit, module.params["plan"])
+        if given["unit_file"]:
+            unit_file = Path(given["unit_file"])
+            unit = unit_file.read_text()
+            settings = {str(p): p.read_text() for p in settings_files(unit_file.name, Path(given["settings_dir"]))}
+            changed = not records.is_recorded(unit, given["plan"], settings)
             if changed and not module.check_mode:
-                records.keep(unit, module.params["plan"])
-        result = {"last_good": records.read(LAST), "previous_good": records.read(PREVIOUS)}
+                records.keep(unit, given["plan"], settings)
+            if given["start"] is not None and not module.check_mode:
+                start, changed = record_start(given["start"], given["plan"], unit_file.name, state_dir), True
+        result = {"last_good": records.read(LAST), "previous_good": records.read(PREVIOUS), "last_start": start}
     except (RecordError, OSError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=changed, **result)

@@ -28,6 +28,9 @@ options:
         RV(reasons) then says whether and why it must be started or restarted, and RV(difference) compares the running
         command line and environment with the planned ones.
     type: dict
+  state_dir:
+    description: State directory of the service, whose records RV(last_good) and RV(last_start) come from.
+    type: path
 attributes:
   check_mode:
     description: Reads in check mode as well.
@@ -93,6 +96,26 @@ reasons:
   type: list
   elements: str
   returned: always
+changes:
+  description: Each setting in which process and O(plan) differ, as text; empty without O(plan) or without a process.
+  type: list
+  elements: str
+  returned: always
+drop_ins:
+  description: Files that change this unit besides its own, as C(systemctl edit) makes them.
+  type: list
+  elements: str
+  returned: always
+last_good:
+  description:
+    - The last deployment that passed its gate, as C(id), C(process_hash), C(profile), C(endpoint) and C(error) (why it cannot be read).
+    - Null without O(state_dir) or without one.
+  type: dict
+  returned: always
+last_start:
+  description: The record of the last start that served; empty without O(state_dir) or without one.
+  type: dict
+  returned: always
 difference:
   description: >-
     Command line and environment of the process against those of O(plan), as a unified diff; empty when equal, and
@@ -114,12 +137,36 @@ unit:
   returned: always
 """
 
+from pathlib import Path
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpuserve.sglang.plugins.module_utils.record import LAST, RecordError, Records
 from ansible_collections.gpuserve.sglang.plugins.module_utils.service import (
     difference,
     read_service,
+    setting_changes,
     start_reasons,
 )
+from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import last_start
+
+
+def last_good(state_dir: Path) -> dict[str, Any] | None:
+    """The last good deployment in short."""
+    try:
+        found = Records(state_dir).read(LAST)
+    except RecordError as error:
+        return {
+            "id": Records(state_dir).linked(LAST),
+            "process_hash": "",
+            "profile": "",
+            "endpoint": {},
+            "error": str(error),
+        }
+    if found is None:
+        return None
+    plan = found["plan"]
+    return {"id": found["id"], "error": "", **{key: plan.get(key) for key in ("process_hash", "profile", "endpoint")}}
 
 
 def main() -> None:
@@ -128,20 +175,27 @@ def main() -> None:
             "unit": {"type": "str", "default": "sglang-kimi.service"},
             "newer": {"type": "list", "elements": "path", "default": []},
             "plan": {"type": "dict"},
+            "state_dir": {"type": "path"},
         },
         supports_check_mode=True,
     )
     plan = module.params["plan"]
     wanted = {str(name): str(value) for name, value in (plan or {}).get("env", {}).items()}
     result = {"changed": False, **read_service(module.params["unit"], module.params["newer"], list(wanted))}
-    result |= {"reasons": [], "difference": ""}
+    result |= {"reasons": [], "difference": "", "changes": [], "last_good": None, "last_start": {}}
+    if module.params["state_dir"]:
+        state_dir = Path(module.params["state_dir"])
+        result |= {"last_good": last_good(state_dir), "last_start": last_start(state_dir)}
     if plan is not None:
         missing = [key for key in ("process_hash", "command", "env") if not plan.get(key)]
         if missing:
             module.fail_json(
                 msg=f"plan has no {', '.join(missing)}; expected a plan as the filter launch_plan returns it"
             )
-        result["reasons"] = start_reasons(result, plan["process_hash"])
+        # One word: a title that the process gave itself in place of its command line.
+        if result["main_pid"] and len(result["command"]) > 1:
+            result["changes"] = setting_changes(result["command"], result["environment"], plan["command"], wanted)
+        result["reasons"] = start_reasons(result, plan["process_hash"], result["changes"])
         result["difference"] = difference(result["command"], result["environment"], plan["command"], wanted)
     module.exit_json(**result)
 

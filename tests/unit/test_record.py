@@ -7,7 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpuserve.sglang.plugins.module_utils.record import KEPT, LAST, PREVIOUS, RecordError, Records
+from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
+    KEPT,
+    LAST,
+    PREVIOUS,
+    RecordError,
+    Records,
+    settings_files,
+)
 
 
 def plan(number: int) -> dict:
@@ -28,7 +35,7 @@ def test_nothing_is_on_record_at_first(records: Records) -> None:
 def test_the_two_last_good_ones_are_named(records: Records) -> None:
     for number in (1, 2, 3):
         records.keep(f"unit {number}", plan(number))
-    assert records.read(LAST) == {"id": plan(3)["process_hash"][:12], "unit": "unit 3", "plan": plan(3)}
+    assert records.read(LAST) == {"id": plan(3)["process_hash"][:12], "unit": "unit 3", "plan": plan(3), "settings": {}}
     previous = records.read(PREVIOUS)
     assert previous is not None and previous["unit"] == "unit 2"
     assert records.is_recorded("unit 3", plan(3))
@@ -42,6 +49,25 @@ def test_a_new_unit_text_of_the_same_plan_is_no_new_generation(records: Records)
     records.keep("unit 2, other comment", plan(2))
     assert records.read(LAST)["unit"] == "unit 2, other comment"  # type: ignore[index]
     assert records.read(PREVIOUS)["unit"] == "unit 1"  # type: ignore[index]
+
+
+def test_settings_files_are_part_of_it(records: Records, tmp_path: Path) -> None:
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    for name in ("engine.json", "engine.plan.json", "engine2.json", "engine.txt"):
+        (folder / name).write_text("{}")
+    assert [path.name for path in settings_files("engine.service", folder)] == ["engine.json", "engine.plan.json"]
+    settings = {str(folder / "engine.json"): "{}"}
+    records.keep("unit", plan(1), settings)
+    assert records.is_recorded("unit", plan(1), settings)
+    assert not records.is_recorded("unit", plan(1), {})
+    assert records.read(LAST)["settings"] == settings  # type: ignore[index]
+
+
+def test_a_record_of_an_earlier_release_has_no_settings(records: Records) -> None:
+    records.keep("unit", plan(1))
+    (records.root / records.linked(LAST) / "settings.json").unlink()
+    assert records.read(LAST)["settings"] == {}  # type: ignore[index]
 
 
 def test_old_records_go_and_linked_ones_stay(records: Records) -> None:
@@ -67,4 +93,8 @@ def test_an_interrupted_record_is_written_again(records: Records) -> None:
     (left / "rest").write_text("x")
     records.keep("unit", plan(1))
     assert json.loads((records.root / records.linked(LAST) / "plan.json").read_text()) == plan(1)
-    assert sorted(p.name for p in (records.root / records.linked(LAST)).iterdir()) == ["plan.json", "unit"]
+    assert sorted(p.name for p in (records.root / records.linked(LAST)).iterdir()) == [
+        "plan.json",
+        "settings.json",
+        "unit",
+    ]

@@ -15,9 +15,11 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.health import Comm
 from ansible_collections.gpuserve.sglang.plugins.module_utils.service import (
     PLAN_VARIABLE,
     difference,
+    own_drop_ins,
     process_started,
     process_words,
     read_service,
+    setting_changes,
     start_reasons,
     without_secrets,
 )
@@ -82,6 +84,7 @@ def test_a_running_service(process: subprocess.Popen[bytes]) -> None:
         "environment": {"OTHER": "x"},
         "plan_hash": "0123abcd=",
         "newer": [],
+        "drop_ins": [],
     }
 
 
@@ -107,8 +110,9 @@ def test_without_systemd_the_error_is_its_words() -> None:
 
 
 def test_keys_are_those_of_the_documentation() -> None:
-    # `reasons` is the module's own: it compares with a plan.
-    documented = set(yaml.safe_load(service_info.RETURN)) - {"reasons", "difference"}
+    # These are the module's own: it compares with a plan and reads the records.
+    own = {"reasons", "difference", "changes", "last_good", "last_start"}
+    documented = set(yaml.safe_load(service_info.RETURN)) - own
     assert set(read_service("x", run=Systemctl(0))) == documented
     assert set(read_service("x", run=Systemctl(rc=1))) == documented
 
@@ -199,7 +203,7 @@ def test_difference_has_one_setting_a_line_and_no_secret() -> None:
     assert difference([], {}, ["--a", "1"], {}) == "--- running\n+++ planned\n@@ -0,0 +1 @@\n+--a 1"
 
 
-RUNNING = {"active_state": "active", "main_pid": 7, "plan_hash": "a" * 64, "newer": []}
+RUNNING = {"active_state": "active", "main_pid": 7, "plan_hash": "a" * 64, "newer": [], "drop_ins": []}
 
 
 @pytest.mark.parametrize(
@@ -226,3 +230,52 @@ RUNNING = {"active_state": "active", "main_pid": 7, "plan_hash": "a" * 64, "newe
 )
 def test_reasons_to_start(now: dict[str, object], reasons: list[str]) -> None:
     assert start_reasons({**RUNNING, **now}, "a" * 64) == reasons
+
+
+def test_other_settings_than_the_plan_s_are_a_reason_unless_a_drop_in_makes_them() -> None:
+    """Edited and restarted by hand: the process claims to follow the plan."""
+    (reason,) = start_reasons(RUNNING, "a" * 64, ["--tp-size 4 -> 8"])
+    assert "--tp-size 4 -> 8" in reason and "edited" in reason
+    # A restart would not take a drop-in away, and would follow every run.
+    assert (
+        start_reasons({**RUNNING, "drop_ins": ["/etc/systemd/system/x.d/a.conf"]}, "a" * 64, ["--tp-size 4 -> 8"]) == []
+    )
+    (reason,) = start_reasons({**RUNNING, "plan_hash": "b" * 64}, "a" * 64, ["--tp-size 4 -> 8"])
+    assert "another plan" in reason
+
+
+def test_each_setting_that_differs_is_named() -> None:
+    running = ["/r/1/bin/python", "-m", "engine", "--tp-size", "4", "--old", "--key-file", "a b", "--api-key", "s3cret"]
+    wanted = [
+        "/r/2/bin/python",
+        "-m",
+        "engine",
+        "--tp-size",
+        "8",
+        "--new",
+        "1",
+        "--key-file",
+        "a b",
+        "--api-key",
+        "0ther",
+    ]
+    assert setting_changes(running, {"A": "1", "C": "x=y"}, wanted, {"A": "2", "B": "", "C": "x=y"}) == [
+        "program /r/1/bin/python -m engine -> /r/2/bin/python -m engine",
+        "--tp-size 4 -> 8",
+        "--old is taken away",
+        "A 1 -> 2",
+        "--new 1 is new",
+        "B is new",
+    ]
+    assert setting_changes(running, {"A": "1"}, running, {"A": "1"}) == []
+
+
+def test_only_the_unit_s_own_drop_ins_count() -> None:
+    paths = "/etc/systemd/system/service.d/all.conf /etc/systemd/system/engine.service.d/override.conf"
+
+    def run(argv: Sequence[str], timeout: float) -> CommandResult:
+        assert argv[:2] == ["systemctl", "show"] and "DropInPaths" in argv and timeout > 0
+        return CommandResult(0, paths + "\n")
+
+    assert own_drop_ins("engine.service", run) == ["/etc/systemd/system/engine.service.d/override.conf"]
+    assert own_drop_ins("engine.service", lambda argv, timeout: CommandResult(1)) == []
