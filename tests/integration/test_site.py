@@ -117,7 +117,10 @@ def test_a_first_deployment_that_dies_is_stopped(box: Box) -> None:
     assert "Last journal lines" in run.failure
     assert "No earlier deployment is on record" in run.failure
     assert box.sh(f"systemctl show -P ActiveState {UNIT}") in ("inactive", "failed")
-    assert box.sh("ls /var/lib/sglang-kimi") == ""
+    # Evidence is kept, nothing is on record as good, and a boot does not try it again.
+    assert box.sh("ls /var/lib/sglang-kimi") == "incidents"
+    assert "status=9/KILL" in box.sh("cat /var/lib/sglang-kimi/incidents/*-deployment-failed/reason.txt")
+    assert box.sh(f"systemctl is-enabled {UNIT}", check=False) == "disabled"
 
 
 def test_site_serves_a_token(box: Box) -> None:
