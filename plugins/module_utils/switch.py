@@ -170,12 +170,11 @@ class Away:
             return None
 
     def begin(self, now: float) -> None:
-        """A serving server is about to be stopped; an earlier beginning stays."""
-        if self.since() is None:
-            write_file(self.path, f"{now:.3f}\n")
+        """A serving server is about to be stopped; an earlier time without one is over."""
+        write_file(self.path, f"{now:.3f}\n")
 
     def end(self) -> None:
-        """It serves again, or was stopped on purpose."""
+        """It serves again."""
         self.path.unlink(missing_ok=True)
 
 

@@ -24,8 +24,10 @@ options:
       - V(started) starts it, without waiting until it serves; M(gpuserve.sglang.health_gate) does that.
       - V(restored) keeps evidence, puts the unit and the settings of the deployment O(record) back and stops what runs.
         The files come first, so that whoever dies from here on leaves the deployment that served.
+      - V(serving) notes that the gate has passed, so that the time without a server is over; M(gpuserve.sglang.deployment_record)
+        does the same for a deployment.
     type: str
-    choices: [stopped, started, restored]
+    choices: [stopped, started, restored, serving]
     required: true
   state_dir:
     description: State directory of the service, for records and evidence.
@@ -105,7 +107,7 @@ started_at:
   type: float
   returned: always
 away_since:
-  description: Since when there is no server, in seconds since the epoch; null when no serving one was stopped.
+  description: Since when there is (or was) no server, in seconds since the epoch; null when no serving one was stopped.
   type: float
   returned: always
 restored:
@@ -175,6 +177,10 @@ def work(given: dict[str, Any], check_mode: bool, switch: Switch, result: dict[s
         except OSError as error:
             # A full disk must not keep the server that worked from coming back.
             result["incident"] = f"none: {error}"
+    if given["state"] == "serving":
+        if not check_mode:
+            switch.away.end()
+        return
     if check_mode:
         done = {"changed": switch.is_running() != (given["state"] == "started")}
     else:
@@ -190,7 +196,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "unit": {"type": "str", "default": "sglang-kimi.service"},
-            "state": {"type": "str", "choices": ["stopped", "started", "restored"], "required": True},
+            "state": {"type": "str", "choices": ["stopped", "started", "restored", "serving"], "required": True},
             "state_dir": {"type": "path", "default": "/var/lib/sglang-kimi"},
             "record": {"type": "str", "choices": ["last-good", "previous-good"], "default": "last-good"},
             "drain": {"type": "bool", "default": True},
@@ -213,6 +219,7 @@ def main() -> None:
         "incident": "",
     }
     switch = Switch(given["unit"])
+    result["away_since"] = switch.away.since()
     try:
         if module.check_mode:
             work(given, True, switch, result)
@@ -228,7 +235,7 @@ def main() -> None:
                 work(given, False, switch, result)
     except (SwitchError, RecordError, OSError) as error:
         module.fail_json(msg=str(error), **result)
-    result["away_since"] = switch.away.since()
+    result["away_since"] = switch.away.since() or result["away_since"]
     module.exit_json(**result)
 
 
