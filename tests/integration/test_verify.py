@@ -95,6 +95,14 @@ DRIFTS: dict[str, tuple[str, str, str, list[str]]] = {
     "an edited program": (
         "cp -p /usr/local/lib/gpuserve-sglang/__main__.py /root/kept && echo '# by hand' >>/usr/local/lib/gpuserve-sglang/__main__.py",
         "cp -p /root/kept /usr/local/lib/gpuserve-sglang/__main__.py", "programs", ["__main__.py"]),
+    "a stopped liveness timer": (
+        f"systemctl stop {NAME}-liveness.timer", f"systemctl start {NAME}-liveness.timer", "liveness", ["inactive"]),
+    "a lost incident collector": (
+        f"mv /etc/systemd/system/{NAME}-incident@.service /root/kept && systemctl daemon-reload",
+        f"mv /root/kept /etc/systemd/system/{NAME}-incident@.service && systemctl daemon-reload", "incidents", ["not-found"]),
+    "a command edited in the handbook": (
+        f"cp -p {STATE}/production.md /root/kept && sed -i '/^## 6/,/^## 7/s/--port 30000/--port 30001/' {STATE}/production.md",
+        f"cp -p /root/kept {STATE}/production.md", "handbook", ["edited"]),
     "a stale handbook": (
         f"cp -p {STATE}/production.md /root/kept && sed -i 's/from the plan `[0-9a-f]*`/from the plan `0123456789ab`/' "
         f"{STATE}/production.md",
