@@ -96,7 +96,7 @@ class Run:
             lines += [
                 f"  {key}: {str(result[key]).strip()[-2000:]}"
                 for key in ("module_stderr", "stderr", "exception")
-                if result.get(key)
+                if result.get(key) and "traceback unavailable" not in str(result[key])
             ]
         lines.append(f"changed: {self.changed}")
         lines += ["last lines:", *self.stdout.splitlines()[-OUTPUT_LINES:]]
