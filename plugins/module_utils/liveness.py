@@ -385,10 +385,10 @@ class Probe:
     def _ask(self, method: str, path: str, body: Any, limit: float) -> PendingAnswer:
         return self.request(self.options.host, self.options.port, method, path, body, limit)
 
-    def _wait(self, pending: PendingAnswer, limit: float) -> HttpAnswer:
-        """The limit holds for the whole answer, not only for each piece of it."""
-        began = self.clock()
-        answer = pending.wait(limit)
+    def _wait(self, pending: PendingAnswer, limit: float, began: float | None = None) -> HttpAnswer:
+        """The limit holds for the whole answer, not only for each piece of it; `began` when it was asked for earlier."""
+        began = self.clock() if began is None else began
+        answer = pending.wait(max(0.0, limit - (self.clock() - began)))
         if answer is None:
             pending.abort()
             return HttpAnswer(error="timeout", seconds=self.clock() - began)
@@ -413,10 +413,11 @@ class Probe:
         limit = self.options.probe_timeout
         before = read_processes(self._pids(unit), self.proc)
         marks_before = self._ask_marks()
+        began = self.clock()
         asked = self._ask("GET", "/health", None, limit)
         # While /health is under way: its answer takes a second at least.
         figures = self._marks(unit, marks_before)
-        answer = self._wait(asked, max(0.0, limit - (self.clock() - began)))
+        answer = self._wait(asked, limit, began)
         seen = Seen(began, unit, http=answer)
         if answer.status > 0:
             addresses = health.resolve(self.options.host)

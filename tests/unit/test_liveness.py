@@ -466,6 +466,7 @@ def test_every_answer_may_hang_and_the_probe_still_ends(made):
     decision = made.probe().once()
     assert decision.state == lv.FAILING
     assert "pid 100 (python3) is stopped" in decision.reason
+    assert "/health: timeout after 30 s" in decision.reason
     assert made.clock.now - began < OPTIONS.probe_timeout + 2 * lv.MARKS_TIMEOUT + 1
     assert made.aborted == len(made.asked)
 
