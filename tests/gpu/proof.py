@@ -50,6 +50,9 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils import health  # n
 
 SCHEMA = 1
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+#: Also where ansible-core was unpacked without an installer that makes its commands.
+ADHOC = (sys.executable, "-m", "ansible", "adhoc")
+PLAYBOOK = (sys.executable, "-m", "ansible", "playbook")
 SMI = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 #: Answers of so many tokens are compared token by token.
 ANSWER_TOKENS = 64
@@ -127,10 +130,11 @@ def run_step(step: Step, work: Callable[[Step], None], missing: str = "") -> Ste
 
 
 def commit() -> str:
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "not a checkout"
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or "not a checkout"
+    except OSError:
+        return "not known: no git here"
 
 
 def collection_version() -> str:
@@ -205,7 +209,7 @@ class Ansible:
         """The module's result, whether it failed or not."""
         self._calls += 1
         tree = self.work / f"call-{self._calls}"
-        words = ["ansible", *self._where(), hosts, "-m", f"gpuserve.sglang.{name}", "-a", json.dumps(options)]
+        words = [*ADHOC, *self._where(), hosts, "-m", f"gpuserve.sglang.{name}", "-a", json.dumps(options)]
         words += ["--tree", str(tree), *(["--check"] if check else [])]
         done = subprocess.run(
             words, env=self.environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PLAY_TIMEOUT
@@ -223,7 +227,7 @@ class Ansible:
         extra.write_text(json.dumps(dict(variables or {})))
         began = time.monotonic()
         done = subprocess.run(
-            ["ansible-playbook", *self._where(), str(playbook), "-e", f"@{extra}", *more],
+            [*PLAYBOOK, *self._where(), str(playbook), "-e", f"@{extra}", *more],
             env=self.environment, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
             timeout=PLAY_TIMEOUT,
         )  # fmt: skip
@@ -917,7 +921,7 @@ def engine_versions(ansible: Ansible, hosts: str) -> dict[str, Any]:
     if not command:
         return {}
     done = subprocess.run(
-        ["ansible", *ansible._where(), hosts, "-m", "ansible.builtin.command", "-a", json.dumps({"argv": [command[0], "-c", VERSIONS]}),
+        [*ADHOC, *ansible._where(), hosts, "-m", "ansible.builtin.command", "-a", json.dumps({"argv": [command[0], "-c", VERSIONS]}),
          "--tree", str(ansible.work / "versions")],
         env=ansible.environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
