@@ -199,6 +199,22 @@ def test_no_devices_is_an_answer_not_an_error() -> None:
     assert seen["links"]["topology"] == "none"
 
 
+def test_memory_and_processes_are_one_question() -> None:
+    asked: list[str] = []
+
+    def run(argv: Sequence[str]) -> gpu.ToolResult:
+        asked.append(argv[1])
+        return gpu.ToolResult(0, real("busy.xml")) if argv[1] == "-q" else pytest.fail(f"ran {argv}")
+
+    seen, error = gpu.usage("nvidia-smi", run)
+    assert (asked, error) == (["-q"], None)
+    assert [record["memory_used_mib"] for record in seen] == [4, 4715]
+    assert [process["pid"] for process in seen[1]["processes"]] == [586]
+
+    assert gpu.usage("nvidia-smi", lambda argv: gpu.ToolResult(6, "No devices were found\n")) == ([], None)
+    assert "talk" in str(gpu.usage("nvidia-smi", lambda argv: gpu.ToolResult(9, "cannot talk to the driver"))[1])
+
+
 def test_no_tool() -> None:
     seen = gpu.inspect(None, lambda argv: pytest.fail(f"ran {argv}"))
     assert (seen["nvidia_smi"]["present"], seen["gpus"], seen["links"]["topology"]) == (False, [], "unknown")
