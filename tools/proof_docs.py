@@ -129,7 +129,10 @@ AREAS: tuple[tuple[str, tuple[tuple[str, str], ...], bool, str], ...] = (
     ("GPU release after SIGKILL of the scheduler", (("small", "scheduler-killed"),), False, SMALL),
     ("GPU release after SIGKILL of the parent", (("small", "parent-killed"),), False, SMALL),
     ("speculation against baseline, measured", (("small", "speculation"),), False, SMALL),
-    ("the unit of systemd on a real GPU: start, stop, second run without change", (("production", "site"), ("production", "site-again"), ("production", "stop")), False, PRODUCTION),
+    (
+        "the unit of systemd on a real GPU: start, stop, second run without change",
+        (("production", "site"), ("production", "site-again"), ("production", "stop")), False, PRODUCTION,
+    ),
     ("the patched 0.5.9 serves on compute capability 12.0", (("production", "site"),), True, PRODUCTION),
     ("tensor parallel 8 over PCIe with real weights, verified", (("production", "verify"),), True, PRODUCTION),
     ("the benchmark of the documented deployment", (("production", "benchmark"),), True, PRODUCTION),

@@ -40,8 +40,9 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(table) and C(summary) (text for people), C(problems) (a line for each check that failed or could not be made), C(document) (for JSON, with C(host), C(ok), C(failures), C(warnings), C(unknown),
-    C(checks)), C(junit) (XML) and C(metrics) (the text file of a node exporter).
+    C(table) and C(summary) (text for people), C(problems) (a line for each check that failed or could not be made),
+    C(document) (for JSON, with C(host), C(ok), C(failures), C(warnings), C(unknown), C(checks)),
+    C(junit) (XML) and C(metrics) (the text file of a node exporter).
   type: dict
 """
 

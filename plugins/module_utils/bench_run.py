@@ -229,7 +229,7 @@ def _environment(given: Mapping[str, str], home: str) -> dict[str, str]:
 def last_words(text: str) -> str:
     """The last line of a program's output that is no progress bar, without secrets."""
     lines = [line.rsplit("\r", 1)[-1].strip() for line in text.splitlines()]
-    good = [line for line in lines if line and not benchmark.bar(line) and set(line) - set("=-")]
+    good = [line for line in lines if line and not benchmark.progress_bar(line) and set(line) - set("=-")]
     return scrub(good[-1])[:300] if good else ""
 
 
@@ -312,7 +312,7 @@ class Worker:
 
             def show(text: str) -> None:
                 # Before the first bar it loads the tokenizer and warms up.
-                done = benchmark.bar(text)
+                done = benchmark.progress_bar(text)
                 self.report(at, done[0] if done else 0, "measuring" if done else "warming up")
 
             env = _environment(self.order["environment"], str(folder / "home"))

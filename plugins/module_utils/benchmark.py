@@ -154,7 +154,7 @@ def command(
 # ----------------------------------------------------------------------------------------------------- what came back
 
 
-def bar(text: str) -> tuple[int, int] | None:
+def progress_bar(text: str) -> tuple[int, int] | None:
     """(done, of) of the last progress bar in the output."""
     found = _BAR.findall(text)
     return (int(found[-1][0]), int(found[-1][1])) if found else None

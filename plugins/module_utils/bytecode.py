@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with open(known, encoding="utf-8") as file:
         checksums = json.load(file)
     processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
-    print(json.dumps(fill(store, site, checksums, processes)))
+    sys.stdout.write(json.dumps(fill(store, site, checksums, processes)) + "\n")
     return 0
 
 

@@ -134,8 +134,11 @@ class Look:
         self.attempt("deployed", "deployment on record", lambda: hosts.check_deployed(expected.plan, found))
         self._release(plan)
         seen = self.collect(host_info.Wanted(paths=tuple(expected.disk_paths)))
-        driver = lambda: hosts.check_driver(seen["driver"], seen["nvidia_smi"], expected.drivers)  # noqa: E731
-        self.attempt("driver", "NVIDIA driver", driver)
+        self.attempt(
+            "driver",
+            "NVIDIA driver",
+            lambda: hosts.check_driver(seen["driver"], seen["nvidia_smi"], expected.drivers),
+        )
         unit = self.unit_seen(f"/etc/systemd/system/{expected.unit}")
         self.attempt("unit_file", "unit file", lambda: units.check_unit(unit, expected.dropins))
         process = self._process(plan)

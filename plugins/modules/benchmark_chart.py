@@ -65,18 +65,11 @@ paths:
   elements: str
 """
 
-import traceback
+import importlib.util
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 from ansible_collections.gpuserve.sglang.plugins.module_utils.chart import draw, draw_candidates
-
-try:
-    import matplotlib  # noqa: F401
-except ImportError:
-    MISSING: str | None = traceback.format_exc()
-else:
-    MISSING = None
 
 
 def main() -> None:
@@ -91,9 +84,9 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    if MISSING:
+    if importlib.util.find_spec("matplotlib") is None:
         hint = "Install requirements.txt on the controller, or go without charts (benchmark_charts: false)."
-        module.fail_json(msg=f"{missing_required_lib('matplotlib')}. {hint}", exception=MISSING)
+        module.fail_json(msg=f"{missing_required_lib('matplotlib')}. {hint}")
     given = module.params
     paths: list[str] = []
     if given["prefix"] and not module.check_mode:

@@ -262,7 +262,7 @@ def main() -> None:
             "host": {"type": "str", "default": defaults.host},
             "port": {"type": "int", "default": defaults.port},
             "settings": {"type": "path"},
-            "expected_kv_tokens": {"type": "int"},
+            "expected_kv_tokens": {"type": "int", "no_log": False},
             "kv_tolerance": {"type": "float"},
             "last_start": {"type": "path"},
             "timeout": {"type": "float", "default": defaults.timeout},

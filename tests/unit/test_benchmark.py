@@ -184,8 +184,8 @@ def test_an_acceptance_length_is_the_levels_own_or_none(accept, before, flushed,
 
 def test_progress_bars() -> None:
     text = "warm-up\r  0%|          | 0/5 [00:00<?, ?it/s]\r 20%|██        | 1/5 [00:02<00:08]\r 80%|████████  | 4/5 [00:03<00:00]"
-    assert benchmark.bar(text) == (4, 5)
-    assert benchmark.bar("Loading 3/4") is None
+    assert benchmark.progress_bar(text) == (4, 5)
+    assert benchmark.progress_bar("Loading 3/4") is None
 
 
 @pytest.mark.parametrize("share", [0, 50, 99, 100])
@@ -357,7 +357,7 @@ def test_a_command_that_hangs_is_killed_with_what_it_detached(tmp_path: Path) ->
         """
         bench_run.adopt_orphans()
         ended = bench_run.run_watched(["sh", "-c", sys.argv[1]], 3, lambda text: None, lambda: "")
-        print(ended.why, bench_run.benchmark.bar(ended.tail), bench_run.descendants(bench_run.os.getpid()) - {bench_run.os.getpid()})
+        print(ended.why, bench_run.benchmark.progress_bar(ended.tail), bench_run.descendants(bench_run.os.getpid()) - {bench_run.os.getpid()})
         """,
         hang,
     )

@@ -97,7 +97,7 @@ def test_force_takes_it(boxes) -> None:
 
 
 def test_own_boxes_and_orphans_need_no_force(boxes) -> None:
-    here, _, left = boxes
+    here, __, left = boxes
     for name in ("ours", "orphan", "nothing"):
         assert here("down", name).returncode == 0
     assert left() == {"theirs"}
@@ -118,7 +118,7 @@ def test_clean_leaves_what_another_checkout_uses(boxes) -> None:
 
 
 def test_clean_leaves_a_cache_that_is_only_linked_to(boxes) -> None:
-    here, there, _ = boxes
+    here, there, __ = boxes
     shutil.rmtree(here.root / ".cache")
     (here.root / ".cache").symlink_to(there.root / ".cache")
     assert here("clean").returncode == 0
