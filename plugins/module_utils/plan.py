@@ -844,6 +844,13 @@ def _implicit(context: rules.Context) -> list[dict[str, Any]]:
                 running,
                 "chosen from the KV pool (model_runner_kv_cache_mixin.py); each row takes memory",
             )
+        note(
+            "model_loader_extra_config",
+            "{}",
+            "one loader thread a rank: more read nothing sooner, since shards are mapped and read when a tensor is copied "
+            "(weight_utils.py:794), and without mmap each rank keeps every shard in memory; the play reads the weights into the "
+            "page cache in parallel before the old server is stopped (sglang_service_page_cache)",
+        )
     note("page_size", 1, "one token a page (server_args.py:2055)")
     note("context_length", budget.context_length if budget else None, "the model's own")
     note("kv_cache_dtype", "auto", "the model's own type: bfloat16 for Kimi-K2.5")

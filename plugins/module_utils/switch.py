@@ -299,6 +299,17 @@ def parse_span(text: str) -> float:
 # --- evidence ---------------------------------------------------------------------------------------------------------
 
 
+SUMMARY = """# {unit}: a deployment failed
+
+{when}. It was taken back or stopped; what the gate said:
+
+{why}
+
+- `journal.txt`: the log of this start, `unit-properties.txt`: what systemd knew about it
+- the unit and its settings, as they were tried
+"""
+
+
 class Evidence:
     """What is needed to understand a failed deployment: small, quick, and with no program that could hang on a GPU.
 
@@ -308,7 +319,9 @@ class Evidence:
 
     def __init__(self, unit: str, message: str, files: Sequence[Path], now: float, run: Runner = run_command) -> None:
         self.unit, self.now, self.run = unit, now, run
-        self.texts = {"reason.txt": message}
+        self.texts = {
+            "summary.md": SUMMARY.format(unit=unit, when=time.strftime("%F %T UTC", time.gmtime(now)), why=message)
+        }
         shown = run(["systemctl", "show", "--no-pager", "--", unit], 5.0)
         self.texts["unit-properties.txt"] = shown.out or shown.err
         self.invocation = observe_unit(unit, run).invocation_id
@@ -325,7 +338,7 @@ class Evidence:
         while folder.exists():
             number += 1
             folder = root / f"{name}-{number}"
-        folder.mkdir(mode=0o750)
+        folder.mkdir(mode=0o700)
         lines = observe_journal(self.unit, self.invocation, EVIDENCE_JOURNAL, self.run)
         for file, text in {**self.texts, "journal.txt": "\n".join(lines)}.items():
             (folder / file).write_text(scrub(text).rstrip("\n") + "\n")

@@ -119,7 +119,7 @@ def test_a_first_deployment_that_dies_is_stopped(box: Box) -> None:
     assert box.sh(f"systemctl show -P ActiveState {UNIT}") in ("inactive", "failed")
     # Evidence is kept, nothing is on record as good, and a boot does not try it again.
     assert box.sh("ls /var/lib/sglang-kimi") == "incidents"
-    assert "status=9/KILL" in box.sh("cat /var/lib/sglang-kimi/incidents/*-deployment-failed/reason.txt")
+    assert "status=9/KILL" in box.sh("cat /var/lib/sglang-kimi/incidents/*-deployment-failed/summary.md")
     assert box.sh(f"systemctl is-enabled {UNIT}", check=False) == "disabled"
 
 

@@ -1,0 +1,341 @@
+"""What a switch will do, and its steps, against a systemd that is played."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpuserve.sglang.plugins.module_utils import switch as switches
+from ansible_collections.gpuserve.sglang.plugins.module_utils.health import CommandResult
+from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import (
+    Away,
+    Evidence,
+    Switch,
+    SwitchError,
+    differing,
+    last_start,
+    parse_span,
+    ready_times,
+    release_of,
+    switch_plan,
+    write_file,
+)
+
+UNIT = "engine.service"
+OLD, NEW = "/opt/sglang/releases/0ld0/venv/bin/python", "/opt/sglang/releases/nEw0/venv/bin/python"
+PLAN: dict[str, Any] = {
+    "process_hash": "b" * 64,
+    "command": [NEW, "-m", "sglang.launch_server", "--tp-size", "8"],
+    "env": {"A": "2"},
+    "unit": {"timeout_stop_sec": 120, "timeout_start_sec": 900},
+}
+NOW: dict[str, Any] = {
+    "unit": UNIT,
+    "reasons": ["the running process follows another plan (aaa, wanted bbb)"],
+    "active_state": "active",
+    "main_pid": 7,
+    "command": [OLD, "-m", "sglang.launch_server", "--tp-size", "4"],
+    "environment": {"A": "1"},
+    "drop_ins": [],
+    "last_good": {"id": "aaa", "process_hash": "a" * 64, "profile": "p", "endpoint": {}, "error": ""},
+    "last_start": {"seconds_to_ready": 570.4},
+}
+
+
+def test_a_restart_says_why_what_changes_how_long_and_what_a_failure_does() -> None:
+    what = switch_plan(NOW, PLAN)
+    assert (what["action"], what["fallback"], what["proven"], what["away_seconds"]) == ("restart", "aaa", False, 570.4)
+    assert what["release"] == {"from": "0ld0", "to": "nEw0"}
+    assert "--tp-size 4 -> 8" in what["changes"] and "A 1 -> 2" in what["changes"]
+    for words in (
+        "engine.service will be restarted:",
+        "follows another plan",
+        "setting  --tp-size 4 -> 8",
+        "release  0ld0 -> nEw0",
+        "running requests finish (at most 120 s), stop, start, wait until it serves (at most 900 s)",
+        "away for about 570 s",
+        "deployment aaa is put back",
+    ):
+        assert words in what["text"]
+
+
+def test_nothing_to_do() -> None:
+    what = switch_plan({**NOW, "reasons": []}, {**PLAN, "process_hash": "a" * 64})
+    assert (what["action"], what["proven"], what["fallback"]) == ("none", True, "")
+    assert what["text"] == "engine.service follows the plan; it is not restarted."
+
+
+def test_what_a_killed_play_started_is_not_proven() -> None:
+    """The process follows the plan, and no gate has passed: its failure puts the last good one back."""
+    what = switch_plan({**NOW, "reasons": []}, PLAN)
+    assert (what["action"], what["proven"], what["fallback"]) == ("none", False, "aaa")
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        ({"last_good": None, "last_start": {}}, ["will be started", "not known", "no earlier deployment is on record"]),
+        (
+            {"last_good": {"id": "bbb", "process_hash": "b" * 64}},
+            ["ready after about 570 s", "the last good deployment"],
+        ),
+        # As the collection wrote it before.
+        ({"last_start": {"seconds_to_ready": "57.3"}}, ["ready after about 57 s"]),
+        ({"drop_ins": ["/etc/x.conf"]}, ["/etc/x.conf changes the unit as well", "systemctl revert"]),
+    ],
+)
+def test_a_stopped_service_is_started(now: dict[str, Any], words: list[str]) -> None:
+    what = switch_plan(
+        {**NOW, "active_state": "inactive", "main_pid": 0, "command": [], "environment": {}, **now}, PLAN
+    )
+    assert what["action"] == "start" and what["changes"] == [] and what["release"]["from"] == ""
+    for word in words:
+        assert word in what["text"]
+
+
+def test_release_of_a_command() -> None:
+    assert release_of(PLAN["command"]) == "nEw0"
+    assert release_of(["/opt/ml-env/bin/python"]) == release_of([]) == ""
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+class Systemd:
+    """A unit that stops some seconds after it was asked to, or only when it is killed."""
+
+    def __init__(self, state: str = "active", stops_after: float = 3.0, enabled: str = "enabled") -> None:
+        self.state, self.stops_after, self.enabled = state, stops_after, enabled
+        self.now, self.gone_at = 1000.0, float("inf")
+        self.asked: list[str] = []
+        self.fails: dict[str, CommandResult] = {}
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def __call__(self, argv: Sequence[str], timeout: float) -> CommandResult:
+        assert timeout > 0
+        words = list(argv[1:])
+        if argv[0] == "journalctl":
+            return CommandResult(0, "line --api-key s3cret\nlast\n")
+        assert argv[0] == "systemctl"
+        verb = words[0]
+        if verb != "show":
+            self.asked.append(" ".join(words))
+        if verb in self.fails:
+            return self.fails[verb]
+        if verb == "stop":
+            self.gone_at = self.now + self.stops_after
+        if verb == "kill":
+            self.gone_at = self.now + 0.5
+        if verb == "start":
+            self.state, self.gone_at = "activating", float("inf")
+        if verb == "is-enabled":
+            return CommandResult(0, self.enabled + "\n")
+        if verb == "show" and "TimeoutStopUSec" in words:
+            return CommandResult(0, "2min\n")
+        if self.now >= self.gone_at:
+            self.state = "failed"
+        shown = f"LoadState=loaded\nActiveState={self.state}\nInvocationID={'f' * 32}\nMainPID=7\n"
+        return CommandResult(0, shown if verb == "show" else "")
+
+
+@pytest.fixture
+def make(tmp_path: Path):
+    def build(systemd: Systemd) -> Switch:
+        return Switch(UNIT, systemd, systemd.clock, systemd.sleep, tmp_path / "run")
+
+    return build
+
+
+def test_a_stop_waits_for_the_requests_and_notes_when_the_darkness_began(make) -> None:
+    systemd = Systemd(stops_after=100)
+    switch = make(systemd)
+    done = switch.stop()
+    assert done["changed"] and not done["killed"]
+    assert done["stop_seconds"] == pytest.approx(100, abs=0.3)
+    assert systemd.asked == [f"stop --no-block {UNIT}"]
+    assert switch.away.since() == 1000.0
+
+
+def test_a_stopped_service_is_left_alone(make) -> None:
+    systemd = Systemd("inactive")
+    switch = make(systemd)
+    assert switch.stop() == {"changed": False, "stopped_at": None, "stop_seconds": 0.0, "killed": False}
+    assert systemd.asked == [] and switch.away.since() is None
+
+
+def test_what_never_served_began_no_darkness_and_ends_none(make) -> None:
+    """The failed deployment is stopped; the time without a server goes on from the stop of the one that served."""
+    systemd = Systemd("activating")
+    switch = make(systemd)
+    switch.away.begin(900.0)
+    assert switch.stop(drain=False)["changed"]
+    assert switch.away.since() == 900.0
+
+
+def test_a_server_that_serves_again_ends_an_older_darkness(make) -> None:
+    switch = make(Systemd())
+    switch.away.begin(5.0)
+    switch.stop()
+    assert switch.away.since() == 1000.0
+
+
+def test_without_draining_it_is_killed_after_ten_seconds(make) -> None:
+    systemd = Systemd(stops_after=1e9)
+    done = make(systemd).stop(drain=False)
+    assert done["killed"] and 10 <= done["stop_seconds"] < 12
+    assert systemd.asked[1] == f"kill --signal=SIGKILL {UNIT}"
+
+
+def test_a_drain_that_systemd_does_not_end_is_an_error(make) -> None:
+    with pytest.raises(SwitchError, match=r"did not stop within 180 s. Expected systemd to end it"):
+        make(Systemd(stops_after=1e9)).stop()
+
+
+def test_a_process_that_survives_sigkill_is_an_error(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    systemd = Systemd(stops_after=1e9)
+    systemd.fails["kill"] = CommandResult(0)
+    with pytest.raises(SwitchError, match="after SIGKILL"):
+        make(systemd).stop(drain=False)
+
+
+@pytest.mark.parametrize("state", ["inactive", "failed"])
+def test_a_start_begins_with_a_clean_count(make, state: str) -> None:
+    systemd = Systemd(state)
+    systemd.fails["reset-failed"] = CommandResult(1, "", f"Unit {UNIT} not loaded.")
+    assert make(systemd).start()["changed"]
+    assert systemd.asked == [f"reset-failed {UNIT}", f"start --no-block {UNIT}"]
+
+
+@pytest.mark.parametrize("state", ["active", "activating"])
+def test_a_running_service_is_not_started(make, state: str) -> None:
+    systemd = Systemd(state)
+    assert not make(systemd).start()["changed"]
+    assert systemd.asked == []
+
+
+def test_a_refusal_of_systemd_is_told_in_its_words(make) -> None:
+    systemd = Systemd("inactive")
+    systemd.fails["start"] = CommandResult(1, "", "Failed to start engine.service: Unit is masked.")
+    with pytest.raises(SwitchError, match=r"status 1: Failed to start .* masked"):
+        make(systemd).start()
+    gone = Switch(UNIT, lambda argv, timeout: CommandResult(127, "", "systemctl: command not found"))
+    with pytest.raises(SwitchError, match="command not found"):
+        gone.status()
+
+
+def test_files_are_put_back_whole_and_read_by_systemd_once(make, tmp_path: Path) -> None:
+    systemd = Systemd()
+    same, other = tmp_path / "same", tmp_path / "new" / "other"
+    same.write_text("text")
+    files = {str(same): "text", str(other): "put back"}
+    assert differing(files) == [str(other)]
+    assert make(systemd).restore(files) == [str(other)]
+    assert other.read_text() == "put back" and [p.name for p in other.parent.iterdir()] == ["other"]
+    assert systemd.asked == ["daemon-reload"]
+    assert make(systemd).restore(files) == []
+    assert systemd.asked == ["daemon-reload"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "unit"
+    file.write_text("old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(switches.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_file(file, "new")
+    assert file.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["unit"]
+
+
+def test_one_step_at_a_time(make, tmp_path: Path) -> None:
+    import fcntl
+
+    switch = make(Systemd())
+    with switch.alone(), (tmp_path / "run" / "engine.step").open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (tmp_path / "run" / "engine.step").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("2min", 120), ("1min 30s", 90), ("1h 500ms", 3600.5), ("infinity", 86400), ("", 0), ("15s", 15)],
+)
+def test_time_spans_of_systemd(text: str, seconds: float) -> None:
+    assert parse_span(text) == pytest.approx(seconds)
+
+
+# --- evidence and times -----------------------------------------------------------------------------------------------
+
+
+def test_evidence_is_as_it_was_and_holds_no_secret(tmp_path: Path) -> None:
+    unit = tmp_path / UNIT
+    unit.write_text("ExecStart=engine --api-key s3cret\n")
+    evidence = Evidence(UNIT, "died --api-key s3cret", [unit, tmp_path / "missing"], 1_800_000_000.0, Systemd())
+    unit.write_text("put back")
+    folder = evidence.write(tmp_path / "state")
+    assert folder == tmp_path / "state" / "incidents" / "20270115T080000Z-deployment-failed"
+    texts = {path.name: path.read_text() for path in folder.iterdir()}
+    assert set(texts) == {"summary.md", "unit-properties.txt", "journal.txt", UNIT}
+    assert "died" in texts["summary.md"] and "2027-01-15 08:00:00 UTC" in texts["summary.md"]
+    assert "ExecStart=engine" in texts[UNIT] and "last" in texts["journal.txt"]
+    assert "s3cret" not in str(texts)
+    assert evidence.write(tmp_path / "state").name.endswith("-deployment-failed-2")
+
+
+def test_old_evidence_goes(tmp_path: Path) -> None:
+    (tmp_path / "incidents" / "20200101T000000Z-failed").mkdir(parents=True)
+    for number in range(switches.EVIDENCE_KEPT + 3):
+        Evidence(UNIT, "x", [], 1_800_000_000.0 + number, Systemd()).write(tmp_path)
+    names = sorted(path.name for path in (tmp_path / "incidents").iterdir())
+    assert len(names) == switches.EVIDENCE_KEPT + 1
+    assert names[0] == "20200101T000000Z-failed", "incidents of another kind are not its business"
+
+
+def test_times_of_a_start_that_another_play_began() -> None:
+    now = time.monotonic()
+
+    def run(argv: Sequence[str], timeout: float) -> CommandResult:
+        began, ready = int((now - 100) * 1e6), int((now - 40) * 1e6)
+        return CommandResult(
+            0, f"ActiveState={state}\nActiveEnterTimestampMonotonic={ready}\nExecMainStartTimestampMonotonic={began}\n"
+        )
+
+    state = "active"
+    found = ready_times(UNIT, run)
+    assert found is not None
+    assert found[0] == pytest.approx(60, abs=0.01)
+    assert found[1] == pytest.approx(time.time() - 40, abs=2)
+    state = "activating"
+    assert ready_times(UNIT, run) is None
+    assert ready_times(UNIT, lambda argv, timeout: CommandResult(1)) is None
+
+
+def test_the_record_of_the_last_start(tmp_path: Path) -> None:
+    assert last_start(tmp_path) == {}
+    (tmp_path / "last-start.json").write_text("[")
+    assert last_start(tmp_path) == {}
+    (tmp_path / "last-start.json").write_text(json.dumps({"seconds_to_ready": 5}))
+    assert last_start(tmp_path) == {"seconds_to_ready": 5}
+
+
+def test_away(tmp_path: Path) -> None:
+    away = Away(UNIT, tmp_path)
+    assert away.since() is None
+    away.begin(1000.25)
+    assert away.since() == 1000.25
+    away.end()
+    away.end()
+    assert away.since() is None
