@@ -30,7 +30,7 @@ options:
     description:
       - The wanted deployment. A key that is missing, null or an empty string has its default. The role C(deployment)
         builds it of its variables C(deployment_<key>); C(torch_cuda) is C(sglang_torch_cuda), C(load_budget_s) is
-        C(deployment_load_budget).
+        C(deployment_load_budget), C(drain_budget_s) is C(deployment_drain_budget).
       - Any other key is refused.
     type: dict
     required: true
@@ -112,6 +112,10 @@ options:
         description: Seconds a start may take until the gate has passed.
         type: int
         default: 900
+      drain_budget_s:
+        description: Seconds in which running requests may finish when the server is stopped.
+        type: int
+        default: 120
       unit:
         description: Values over the planned unit settings, by key, such as C(timeout_stop_sec).
         type: dict

@@ -56,6 +56,7 @@ DEFAULTS: dict[str, Any] = {
     "state_dir": "/var/lib/sglang-kimi",
     "cache_dir": "/var/cache/sglang-kimi",
     "load_budget_s": 900,
+    "drain_budget_s": 120,
     "unit": {},
     "nccl_env": None,
 }
@@ -79,12 +80,20 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_ENV_VALUE = 65536
 
 _RESTARTS = ("no", "on-failure", "on-abnormal", "on-abort", "on-watchdog", "on-success", "always")
-_KILL_MODES = ("mixed", "control-group")
+_UNIT_CHOICES = {
+    "restart": _RESTARTS,
+    "kill_mode": ("mixed", "control-group"),
+    "kill_signal": ("SIGINT", "SIGTERM"),
+    "oom_policy": ("kill", "stop", "continue"),
+}
 _UNIT_SECONDS = ("restart_sec", "timeout_start_sec", "timeout_stop_sec", "start_limit_interval_sec")
 _UNIT_NAMES = ("name", "user", "group")
-_UNIT_LISTS = ("after",)
+_UNIT_LISTS = ("after", "wants")
+_UNIT_SIZES = ("memory_max", "memory_high", "limit_memlock")
+#: Seconds from the end of the last request to the end of the process: 2 to 7 were seen.
+_END_S = 15
 #: Unit settings that a process gets when it starts; systemd applies the others to the running unit, without a restart.
-_AT_START = ("user", "group", "working_directory", "limit_memlock", "hardening")
+_AT_START = ("user", "group", "working_directory", "limit_memlock", "limit_nofile", "oom_score_adjust", "hardening")
 
 
 # --- the wanted deployment ------------------------------------------------------------------------
@@ -146,6 +155,14 @@ def _read_wanted(wanted: Any) -> tuple[dict[str, Any], list[Problem]]:
             "load_budget",
         )
         values["load_budget_s"] = DEFAULTS["load_budget_s"]
+    if not is_int(values["drain_budget_s"]) or not 0 <= values["drain_budget_s"] <= 86400:
+        refuse(
+            "drain_budget_s",
+            "seconds from 0 to 86400",
+            "120 lets eight requests finish that took 18 s in tests.",
+            "drain_budget",
+        )
+        values["drain_budget_s"] = DEFAULTS["drain_budget_s"]
     if not isinstance(values["patches"], (list, tuple)) or not all(isinstance(item, str) for item in values["patches"]):
         refuse("patches", "a list of patch ids", "Write [] when no patch is applied.")
         values["patches"] = []
@@ -439,7 +456,7 @@ def _env_problem(name: Any, value: Any, variable: str) -> Problem | None:
 
 
 def _unit(
-    values: Mapping[str, Any], served: str, cuda: bool, host: HostShape
+    values: Mapping[str, Any], served: str, cuda: bool, tp: int, host: HostShape
 ) -> tuple[dict[str, Setting], list[Problem]]:
     """The unit's settings, computed, then overridden by the operator."""
     given = {str(key): value for key, value in values["unit"].items()}
@@ -465,7 +482,10 @@ def _unit(
     put("group", "sglang", "the user's own group")
     put("working_directory", values["state_dir"], "relative paths resolve in a folder of the service's own")
     put(
-        "restart", "always", "a clean stop ends with status 9 like a crash: statuses cannot tell them apart", "measured"
+        "restart",
+        "always",
+        "no end that nobody asked for is a good one: statuses do not tell a crash from a stop",
+        "measured",
     )
     put("restart_sec", 30, "lets the driver release the GPUs' memory", "record")
     put(
@@ -476,9 +496,9 @@ def _unit(
     )
     put(
         "timeout_stop_sec",
-        120,
-        "running requests finish: eight took 18 s in tests, long answers take longer",
-        "measured",
+        values["drain_budget_s"] + _END_S,
+        f"the drain budget (deployment_drain_budget) in which running requests finish, and {_END_S} s for the engine's own end",
+        "computed",
     )
     put("start_limit_burst", 3, "three failed starts in a row are no accident: stop and let the operator look")
     window = number("start_limit_burst") * (
@@ -490,7 +510,14 @@ def _unit(
     put(
         "kill_mode",
         "mixed",
-        "SIGTERM to the main process only, so that requests finish; the rest of the group is killed afterwards",
+        "the signal goes to the main process only, so that requests finish; the rest of the group is killed afterwards",
+        "measured",
+    )
+    put(
+        "kill_signal",
+        "SIGINT",
+        "the engine takes no new request, finishes the running ones and ends with status 0; after SIGTERM it goes on taking "
+        "requests and kills itself (status 9), which looks like a crash",
         "measured",
     )
     memory = "infinity"
@@ -499,13 +526,39 @@ def _unit(
         memory = f"{max(1, (host.memory_total_mib - max(2048, host.memory_total_mib // 20)) // 1024)}G"
     why = "all of the host's memory but 5 % (at least 2 GiB), in whole GiB: a leak ends the service, not the host"
     put("memory_max", memory, why if host.memory_total_mib else "the host's memory is not known: no limit", "computed")
-    put("limit_memlock", "infinity", "NCCL and the driver pin memory", "record")
-    after = ["nvidia-persistenced.service"] if cuda else []
+    put("memory_high", "infinity", "throttling would turn a leak into a server that hangs; memory_max ends it")
+    tasks = 1024 + tp * (4 * (host.cpus or 64) + 256)
+    why = "threads of the ranks (4 a CPU, and 256 for NCCL and compilers), several times what is needed: a runaway ends the service, not the host"
+    put("tasks_max", -(-tasks // 1024) * 1024, why, "computed")
     put(
-        "after",
-        after,
-        "the driver must be initialised first" if cuda else "no driver to wait for",
-        "record" if cuda else "sandbox",
+        "oom_score_adjust",
+        -500,
+        "memory_max ends the engine's own leak; when the host runs out it is somebody else's, and a start takes minutes",
+    )
+    put(
+        "oom_policy",
+        "kill",
+        "a scheduler that is killed alone goes unnoticed (0.5.9): all of the service ends and starts again",
+    )
+    put("limit_memlock", "infinity", "NCCL and the driver pin memory", "record")
+    put(
+        "limit_nofile",
+        1048576,
+        "the engine wants 65535 and gives up where it may not: a connection takes a file, and so does shared memory",
+    )
+    after = ["nvidia-persistenced.service"] if cuda else []
+    reason, source = (
+        ("the driver must be initialised first", "record") if cuda else ("no driver to wait for", "sandbox")
+    )
+    wants: list[str] = []
+    if not _always_there(values["listen_host"]):
+        wants = ["network-online.target"]
+        reason, source = f"{reason}; the address to listen on must be there", "collection"
+    put("after", after + wants, reason, source)
+    put(
+        "wants",
+        wants,
+        "the address to listen on must be there" if wants else "it listens on an address that is always there",
     )
     hardening, found = _hardening(
         values, given.pop("hardening", {}), str(unit["working_directory"].value) if "working_directory" in unit else ""
@@ -520,6 +573,16 @@ def _unit(
             expected = "one of " + ", ".join(unit)
             problems.append(Problem("unit_key", f"deployment_unit.{key}", show(value), expected, hint))
     return unit, problems
+
+
+def _always_there(address: str) -> bool:
+    """Whether an address can be listened on before the network is up."""
+    if address in ("0.0.0.0", "::", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 _HARDENED = "a hole in the engine is not a hole in the host; what must stay off for CUDA is listed with its reason"
@@ -577,6 +640,12 @@ def _unit_problem(key: str, value: Any, variable: str) -> Problem | None:
         low = 0 if key == "start_limit_interval_sec" else 1
         if not is_int(value) or not low <= value <= 604800:
             return refuse(f"a whole number from {low} to 604800" + (" (seconds)" if key != "start_limit_burst" else ""))
+    elif key in ("tasks_max", "limit_nofile"):
+        if not is_int(value) or not 64 <= value <= 1 << 30:
+            return refuse(f"a whole number from 64 to {1 << 30}")
+    elif key == "oom_score_adjust":
+        if not is_int(value) or not -1000 <= value <= 1000:
+            return refuse("a whole number from -1000 (killed last) to 1000 (killed first)")
     elif key in _UNIT_LISTS:
         if not isinstance(value, (list, tuple)) or not all(
             isinstance(item, str)
@@ -584,11 +653,11 @@ def _unit_problem(key: str, value: Any, variable: str) -> Problem | None:
             for item in value
         ):
             return refuse("a list of unit names, such as nvidia-persistenced.service")
-    elif key in ("restart", "kill_mode"):
-        choices = _RESTARTS if key == "restart" else _KILL_MODES
+    elif key in _UNIT_CHOICES:
+        choices = _UNIT_CHOICES[key]
         if value not in choices:
             return refuse("one of " + ", ".join(choices))
-    elif key in ("memory_max", "limit_memlock"):
+    elif key in _UNIT_SIZES:
         if not isinstance(value, str) or not re.fullmatch(r"infinity|[1-9]\d*[KMGT]?|[1-9]\d?%", value):
             return refuse("infinity, or a size such as 64G, in quotes")
     elif not isinstance(value, str) or not value.strip() or CONTROL.search(value):
@@ -703,7 +772,7 @@ def launch_plan(wanted: Any, host: Any = None, models: Any = None) -> dict[str, 
     problems += found
     absent |= env_absent
     served = str(settings["served_model_name"].value)
-    unit, found = _unit(values, served, cuda, machine)
+    unit, found = _unit(values, served, cuda, tp, machine)
     problems += found
     if problems:
         # The form is wrong: rules over half-read values would only add noise.

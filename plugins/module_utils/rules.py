@@ -1097,9 +1097,9 @@ def _unit_limits(c: Context) -> Iterator[Finding]:
             expected,
             "Raise it, or lower the budget.",
         )
-    needed = burst * (start + pause)
+    needed = burst * (start + stop + pause)
     if interval and interval < needed:
-        expected = f"at least {needed} s: {burst} starts of {start} s with pauses of {pause} s"
+        expected = f"at least {needed} s: {burst} starts of {start} s, stops of {stop} s and pauses of {pause} s"
         variable = c.unit["start_limit_interval_sec"].variable
         yield Problem("unit_limits", variable, f"{interval} s", expected, "Raise it, or leave it to the planner.")
     if stop and stop < 30:

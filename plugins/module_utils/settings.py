@@ -14,7 +14,11 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029]")
 
 
 #: Keys of the wanted deployment whose variable is not called ``deployment_<key>``.
-_VARIABLES = {"load_budget_s": "deployment_load_budget", "torch_cuda": "sglang_torch_cuda"}
+_VARIABLES = {
+    "load_budget_s": "deployment_load_budget",
+    "drain_budget_s": "deployment_drain_budget",
+    "torch_cuda": "sglang_torch_cuda",
+}
 
 
 def variable_of(key: str) -> str:

@@ -93,6 +93,36 @@ def test_documented_unit() -> None:
     assert unit["memory_max"] == "956G"
 
 
+def test_a_stop_is_drained_and_a_loop_of_slow_failures_trips() -> None:
+    unit = plan({"drain_budget_s": 300, "load_budget_s": 1200})["unit"]
+    assert (unit["kill_mode"], unit["kill_signal"], unit["restart"]) == ("mixed", "SIGINT", "always")
+    assert unit["timeout_stop_sec"] == 315
+    # Starts that use up their whole budget, each followed by a stop that does so too, still fall into one window.
+    cycle = unit["timeout_start_sec"] + unit["timeout_stop_sec"] + unit["restart_sec"]
+    assert unit["start_limit_interval_sec"] >= unit["start_limit_burst"] * cycle
+    assert unit["start_limit_interval_sec"] < (unit["start_limit_burst"] + 1) * cycle
+
+
+def test_limits_of_the_unit() -> None:
+    unit = plan()["unit"]
+    assert (unit["oom_policy"], unit["oom_score_adjust"], unit["memory_high"]) == ("kill", -500, "infinity")
+    assert unit["limit_nofile"] >= 65535
+    # Eight ranks on 128 CPUs with a thread pool each, and room.
+    assert unit["tasks_max"] >= 8 * 128 * 4
+    assert unit["tasks_max"] % 1024 == 0
+
+
+@pytest.mark.parametrize(
+    ("listen", "wants"),
+    [("127.0.0.1", []), ("::1", []), ("0.0.0.0", []), ("localhost", []), ("192.0.2.7", ["network-online.target"]),
+     ("box.example.org", ["network-online.target"])],
+)  # fmt: skip
+def test_an_address_that_must_be_there_is_waited_for(listen: str, wants: list[str]) -> None:
+    unit = plan({"listen_host": listen})["unit"]
+    assert unit["wants"] == wants
+    assert unit["after"] == ["nvidia-persistenced.service", *wants]
+
+
 def test_deviations_are_complete_and_say_how_to_return() -> None:
     made = plan()
     found = {item["setting"]: item for item in made["deviations"]}
@@ -156,7 +186,12 @@ def test_process_hash_changes_only_with_what_a_restart_would_change() -> None:
     assert re.fullmatch(r"[0-9a-f]{64}", first["process_hash"])
     for change in ({"port": 30001}, {"extra_env": {"A": "1"}}, {"unit": {"user": "other"}}):
         assert plan(change)["process_hash"] != first["process_hash"], change
-    for change in ({"unit": {"restart_sec": 31}}, {"unit": {"memory_max": "100G"}}, {"load_budget_s": 1200}):
+    for change in (
+        {"unit": {"restart_sec": 31}},
+        {"unit": {"memory_max": "100G"}},
+        {"load_budget_s": 1200},
+        {"drain_budget_s": 60},
+    ):
         assert plan(change)["process_hash"] == first["process_hash"], change
 
 
@@ -432,6 +467,13 @@ def test_wrong_site_profiles(site: Any, variable: str, words: str) -> None:
         ({"unit": {"after": ["x"]}}, "deployment_unit.after", "x", "unit names"),
         ({"unit": {"memory_max": "lots"}}, "deployment_unit.memory_max", "lots", "infinity"),
         ({"unit": {"kill_mode": "none"}}, "deployment_unit.kill_mode", "none", "mixed"),
+        ({"unit": {"kill_signal": "SIGKILL"}}, "deployment_unit.kill_signal", "SIGKILL", "SIGINT"),
+        ({"unit": {"oom_policy": "never"}}, "deployment_unit.oom_policy", "never", "kill"),
+        ({"unit": {"oom_score_adjust": -2000}}, "deployment_unit.oom_score_adjust", "-2000", "-1000"),
+        ({"unit": {"tasks_max": 1}}, "deployment_unit.tasks_max", "1", "64"),
+        ({"unit": {"limit_nofile": "many"}}, "deployment_unit.limit_nofile", "many", "whole number"),
+        ({"unit": {"memory_high": "lots"}}, "deployment_unit.memory_high", "lots", "infinity"),
+        ({"drain_budget_s": -1}, "deployment_drain_budget", "-1", "0 to 86400"),
         ({"unit": {"working_directory": "x"}}, "deployment_unit.working_directory", "x", "absolute"),
         ({"prot": 1}, "deployment_prot", "1", "Did you mean deployment_port"),
     ],

@@ -424,7 +424,7 @@ CASES = [
         "unit_limits",
         {"unit": {"start_limit_interval_sec": 600}},
         "deployment_unit.start_limit_interval_sec",
-        ("600", "2790"),
+        ("600", "3195"),
     ),
     Case("unit_limits", {"unit": {"timeout_stop_sec": 5}}, "", ("18 s",), warning=True),
     Case("budget_known", {**BASE}, "", ("weights",), _weights(0), warning=True),

@@ -72,14 +72,42 @@ def test_unit_properties(unit):
     assert unit["Restart"] == "always"
     assert unit["RestartUSec"] == "30s"
     assert unit["KillMode"] == "mixed"
+    assert unit["KillSignal"] == "2"
+    assert unit["TimeoutStopUSec"] == "2min 15s"
     assert unit["User"] == "sglang"
     assert unit["WorkingDirectory"] == STATE
     assert unit["NRestarts"] == "0"
     assert unit["FragmentPath"] == f"/etc/systemd/system/{UNIT}"
     assert unit["NeedDaemonReload"] == "no"
     # Three starts that each use up their whole budget must fall into the window, or a loop of slow failures never trips.
+    cycle = _seconds(unit["TimeoutStartUSec"]) + _seconds(unit["TimeoutStopUSec"]) + 30
     assert unit["StartLimitBurst"] == "3"
-    assert _seconds(unit["StartLimitIntervalUSec"]) >= 3 * (_seconds(unit["TimeoutStartUSec"]) + 30)
+    assert _seconds(unit["StartLimitIntervalUSec"]) >= 3 * cycle
+
+
+def test_limits_are_in_force(host, unit, process):
+    """What systemd has loaded, and what the process really got: a container cannot raise everything."""
+    assert unit["OOMPolicy"] == "kill"
+    assert unit["OOMScoreAdjust"] == "-500"
+    assert int(unit["TasksMax"]) % 1024 == 0
+    assert int(unit["TasksCurrent"]) < int(unit["TasksMax"]) / 4
+    assert int(unit["MemoryMax"]) % 1024**3 == 0
+    assert unit["MemoryHigh"] == "infinity"
+    assert unit["LimitNOFILE"] == "1048576"
+    assert unit["LimitMEMLOCK"] == "infinity"
+    limits = host.check_output(f"cat /proc/{unit['MainPID']}/limits")
+    (files,) = [line.split() for line in limits.splitlines() if line.startswith("Max open files")]
+    assert int(files[3]) >= 20000
+
+
+def test_the_environment_is_explicit(process):
+    """Caches and working directory are folders of the service's own, and nothing comes from a login."""
+    environ = process["environ"]
+    assert environ["XDG_CACHE_HOME"].startswith("/var/cache/sglang-kimi")
+    assert environ["PATH"].startswith("/opt/sglang/releases/")
+    assert set(environ) - {"LANG", "USER", "LOGNAME", "HOME", "SHELL", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID"} <= {
+        "PATH", "XDG_CACHE_HOME", "GPUSERVE_PLAN", "SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE", "TORCHDYNAMO_DISABLE",
+    } | {name for name in environ if name.startswith(("SGLANG_", "MEMORY_PRESSURE_", "PYTHON"))}  # fmt: skip
 
 
 def test_started_means_served(host, unit):
