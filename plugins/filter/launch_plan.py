@@ -227,9 +227,9 @@ _value:
       type: dict
     budget:
       description:
-        - Memory of one rank in bytes, C(kv_tokens), C(full_length_requests), C(mem_fraction_static),
-          C(largest_fraction) that leaves 1 GiB free, C(smallest_fraction) that holds the weights, C(margin_bytes) that
-          stay free, C(assumptions).
+        - Memory of one rank in bytes, C(kv_tokens), C(kv_uncertainty) (fraction of them that the plan cannot know),
+          C(full_length_requests), C(mem_fraction_static), C(largest_fraction) that leaves 1 GiB free, C(smallest_fraction)
+          that holds the weights, C(margin_bytes) that stay free, C(assumptions).
         - A value is null when the facts do not suffice.
       type: dict
     notes:

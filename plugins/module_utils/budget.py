@@ -46,6 +46,11 @@ SYMM_MEM_BYTES = 4 * GIB
 #: Weights inside the fraction must at least leave this many tokens, or no request fits.
 SMALLEST_POOL_TOKENS = 1
 
+#: What the plan cannot know of the memory of a rank: the driver's share differs from GPU to GPU, communicators take theirs before
+#: the engine looks, weights are padded and repacked (a share of them, when they are divided). It falls on the KV pool alone.
+UNSURE_BYTES = GIB // 2
+UNSURE_WEIGHTS = 0.01
+
 KV_DTYPE_BYTES = {"bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 
@@ -66,6 +71,8 @@ class Budget:
     workspace_bytes: int
     activation_bytes: int
     kv_tokens: int | None
+    kv_uncertainty: float
+    replicated_bytes: int
     context_length: int | None
     full_length_requests: float | None
     mem_fraction_static: float | None
@@ -77,6 +84,49 @@ class Budget:
     def as_dict(self) -> dict[str, Any]:
         """The shape in which a plan carries it."""
         return {**dataclasses.asdict(self), "assumptions": list(self.assumptions)}
+
+
+def replicated_bytes(model: ModelShape) -> int:
+    """Weights of which every rank holds the whole, whatever the tensor parallelism.
+
+    Read in the engine's model files (0.5.9): the down-projections of MLA (``deepseek_v2.py:1123``, ReplicatedLinear), router
+    gates (``MoEGate``), norms, and of a Kimi vision tower the MLPs and the projector (``kimi_k25.py:119,557``). These parts
+    are not quantised.
+    """
+    hidden, layers = model.hidden_size or 0, model.layers or 0
+    a_layer = 2 * hidden + model.routed_experts * hidden
+    if model.is_mla:
+        a_layer += hidden * ((model.q_lora_rank or 0) + (model.kv_lora_rank or 0) + (model.qk_rope_head_dim or 0))
+    return (layers * a_layer + _vision_parameters(model)) * model.dtype_bytes
+
+
+def _vision_parameters(model: ModelShape) -> int:
+    """Parameters of a vision tower that are not divided: two matrices of each MLP, two of the projector."""
+
+    def size(*names: str) -> int:
+        return next((int(v) for n in names if is_int(v := model.vision.get(n)) and 0 < v < 1 << 20), 0)
+
+    width, layers = size("hidden_size", "vt_hidden_size"), size("num_hidden_layers", "vt_num_hidden_layers")
+    inner = size("intermediate_size", "vt_intermediate_size") or 4 * width
+    merged = 4 * width
+    return layers * 2 * width * inner + (merged * (merged + (model.hidden_size or 0)) if width else 0)
+
+
+def absorbed_bytes(model: ModelShape, attention_tp: int) -> int:
+    """Copies of the up-projection of MLA that a rank makes after loading (``w_kc``, ``w_vc``), beside the weights."""
+    if not model.is_mla or not (model.heads and model.kv_lora_rank and model.qk_nope_head_dim and model.v_head_dim):
+        return 0
+    width = model.qk_nope_head_dim + model.v_head_dim
+    return (model.layers or 0) * -(-model.heads // attention_tp) * model.kv_lora_rank * width * model.dtype_bytes
+
+
+def weights_on_a_rank(model: ModelShape, tp: int, pp: int, attention_tp: int) -> tuple[int | None, int]:
+    """Bytes that the target's weights take on one rank, and how many of them every rank holds."""
+    if not model.weights_bytes:
+        return None, 0
+    whole = min(replicated_bytes(model), model.weights_bytes) if tp > 1 else 0
+    divided = -(-(model.weights_bytes - whole) // (tp * pp))
+    return divided + -(-whole // pp) + absorbed_bytes(model, attention_tp) // pp, -(-whole // pp)
 
 
 def kv_bytes_per_token(model: ModelShape, kv_dtype: str, attention_tp: int) -> int | None:
@@ -215,7 +265,7 @@ def compute(
     speculative = settings.get("speculative_algorithm") is not None
     cell = kv_bytes_per_token(target, kv_dtype, attention_tp) if target else None
     draft_cell = (kv_bytes_per_token(draft, kv_dtype, attention_tp) or 0) if draft and speculative else 0
-    weights = -(-target.weights_bytes // (tp * pp)) if target and target.weights_bytes else None
+    weights, replicated = weights_on_a_rank(target, tp, pp, attention_tp) if target else (None, 0)
     draft_weights = -(-draft.weights_bytes // tp) if draft and speculative and draft.weights_bytes else 0
     memory_mib = host.gpu_memory_mib
     available: int | None = None
@@ -229,7 +279,8 @@ def compute(
         fraction = automatic_fraction(settings, memory_mib, target) if memory_mib else None
         assumptions.append("mem_fraction_static is the engine's own formula: nobody sets it")
     if weights is not None:
-        assumptions.append("weights divide evenly by tensor and pipeline parallelism; replicated parts are not counted")
+        kept = f", but for {replicated / GIB:.1f} GiB that every rank holds" if replicated else ""
+        assumptions.append(f"weights divide evenly by tensor and pipeline parallelism{kept}")
     chunk = settings.get("chunked_prefill_size") or default_chunk(memory_mib)
     if chunk <= 0:
         chunk = settings.get("max_prefill_tokens") or 16384
@@ -253,10 +304,16 @@ def compute(
     smallest: float | None = None
     margin: int | None = None
     full: float | None = None
+    unsure = 0.0
     if available is not None and weights is not None and cell and fraction is not None:
         page = settings.get("page_size") or 1
         tokens = max(0, int((available - weights) - available * (1 - fraction))) // cell
         limit = settings.get("max_total_tokens")
+        if tokens:
+            unsure = round(min(0.9, (UNSURE_BYTES + weights * UNSURE_WEIGHTS * (tp > 1)) / (tokens * cell)), 3)
+        if is_int(limit) and tokens * (1 - unsure) >= limit:
+            # The engine takes what it is told, and there is room for it in any case.
+            unsure = 0.0
         tokens = min(tokens, limit) if is_int(limit) else tokens
         tokens = tokens // page * page
         if context:
@@ -286,6 +343,8 @@ def compute(
         workspace_bytes=workspace,
         activation_bytes=activation,
         kv_tokens=tokens,
+        kv_uncertainty=unsure,
+        replicated_bytes=replicated,
         context_length=context,
         full_length_requests=full,
         mem_fraction_static=fraction,
@@ -347,6 +406,8 @@ def _cpu_budget(settings: Mapping[str, Any], target: ModelShape | None, context:
         workspace_bytes=0,
         activation_bytes=0,
         kv_tokens=tokens,
+        kv_uncertainty=0.0,
+        replicated_bytes=0,
         context_length=context,
         full_length_requests=round(tokens / context, 2) if tokens and context else None,
         mem_fraction_static=settings.get("mem_fraction_static"),

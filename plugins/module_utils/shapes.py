@@ -59,6 +59,9 @@ class ModelShape:
     vocab_size: int | None
     kv_lora_rank: int | None
     qk_rope_head_dim: int | None
+    qk_nope_head_dim: int | None
+    q_lora_rank: int | None
+    routed_experts: int
     context_length: int | None
     is_mla: bool
     is_multimodal: bool
@@ -148,6 +151,9 @@ def model_shape(model: Any) -> ModelShape | None:
         vocab_size=_whole(text, "vocab_size"),
         kv_lora_rank=_whole(text, "kv_lora_rank") if is_mla else None,
         qk_rope_head_dim=_whole(text, "qk_rope_head_dim") if is_mla else None,
+        qk_nope_head_dim=_whole(text, "qk_nope_head_dim") if is_mla else None,
+        q_lora_rank=_whole(text, "q_lora_rank") if is_mla else None,
+        routed_experts=_whole(text, "n_routed_experts", "num_experts", "num_local_experts") or 0,
         context_length=values["context_length"],
         is_mla=is_mla,
         is_multimodal=bool(vision),

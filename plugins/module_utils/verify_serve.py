@@ -271,6 +271,8 @@ def check_pool(plan: Mapping[str, Any], answer: HttpAnswer | None, tolerance: fl
     if answer is None:
         return skipped(id_, subject, "the service does not answer")
     planned = plan["budget"].get("kv_tokens")
+    # The plan says itself how sure it is.
+    tolerance = max(tolerance, plan["budget"].get("kv_uncertainty") or 0.0)
     try:
         info = json.loads(answer.body) if answer.status == 200 else None
     except ValueError:

@@ -132,10 +132,44 @@ def test_documented_box() -> None:
         shapes.host_shape(cases.host()),
         *(shapes.model_shape(cases.models()[key]) for key in ("target", "draft")),
     )
-    assert found.weights_bytes_per_gpu == pytest.approx(68.4e9, rel=0.001)
-    assert found.kv_tokens and found.kv_tokens > 262144
-    assert found.full_length_requests and found.full_length_requests > 1
+    # ... by plain division; the parts that every rank holds whole come on top.
+    whole = found.replicated_bytes
+    absorbed = 61 * (64 // 8) * 512 * (128 + 128) * 2
+    assert found.weights_bytes_per_gpu == pytest.approx((547e9 - whole) / 8 + whole + absorbed, rel=0.001)
+    assert 70e9 < found.weights_bytes_per_gpu < 72e9
+    # The pool is what is left of a fixed share, so the plan's doubts about the weights fall on it alone.
+    assert 0.05 < found.kv_uncertainty < 0.10
+    # A request of the whole context of 262144 tokens fits just so, or just not.
+    assert found.kv_tokens and found.kv_tokens > 262144 * (1 - found.kv_uncertainty)
+    assert found.full_length_requests == pytest.approx(1, abs=0.05)
     assert found.smallest_fraction and found.smallest_fraction < 0.88 < (found.largest_fraction or 0)
+
+
+def test_parts_that_every_rank_holds_whole() -> None:
+    """By hand, for Kimi-K2.5: a layer has 7168 x (1536 + 512 + 64) down-projections, 384 x 7168 router weights, two norms; the
+    tower 27 MLPs of 2 x 1152 x 4608 and a projector of 4608 x (4608 + 7168)."""
+    shape = shapes.model_shape(cases.models()["target"])
+    assert shape is not None
+    language = 61 * (7168 * 2112 + 384 * 7168 + 2 * 7168)
+    tower = 27 * 2 * 1152 * 4608 + 4608 * (4608 + 7168)
+    assert budget.replicated_bytes(shape) == (language + tower) * 2
+    # On one GPU nothing is held twice.
+    alone, kept = budget.weights_on_a_rank(shape, 1, 1, 1)
+    assert kept == 0
+    assert alone == shape.weights_bytes + budget.absorbed_bytes(shape, 1)
+
+
+def test_a_dense_model_is_divided_but_for_its_norms() -> None:
+    shape = shapes.model_shape(cases.model(TARGET, 8 * GIB))
+    assert shape is not None
+    assert budget.absorbed_bytes(shape, 8) == 0
+    assert budget.weights_on_a_rank(shape, 8, 1, 8)[0] == pytest.approx(GIB, rel=0.001)
+
+
+def test_a_pool_that_is_told_is_certain_and_a_computed_one_is_not() -> None:
+    assert _budget({**SPECULATIVE, "max_total_tokens": 60000}, 0.75).kv_uncertainty == 0.0
+    # One rank: only the driver's share is unknown, half a GiB of a pool of 103.
+    assert _budget(SPECULATIVE, 0.75).kv_uncertainty == pytest.approx(0.5 / 102.8, abs=0.001)
 
 
 def test_baseline_chooses_about_078_by_itself() -> None:
