@@ -163,7 +163,7 @@ def test_one_number_of_a_profile_changes_unit_handbook_and_plan_together(tmp_pat
             **facts, "deployment_plan": json.loads(plan_file.read_text()), "deployment_model_path": "/data/kimi-k2.5",
             "deployment_draft_model_path": "/data/draft", "deployment_state_dir": "/var/lib/sglang-kimi",
             "deployment_cache_dir": "/var/cache/sglang-kimi", "__sglang_service_program": "/usr/bin/python3 /x",
-            "__sglang_service_settings_file": "/etc/x.json", "runbook_path": "/tmp/x", "sglang_release": {},
+            "__sglang_service_settings_file": "/etc/x.json", "__sglang_service_incident_unit": "x@why.service", "runbook_path": "/tmp/x", "sglang_release": {},
             "runbook_history_path": "/tmp/y", "__runbook_release": {},
             "__runbook_view": "{{ deployment_plan | gpuserve.sglang.handbook(host=deployment_host, report=gpu_preflight_report) }}",
             "gpu_preflight_report": {"waived": [], "warnings": []}, "ansible_connection": "local", "ansible_become": False,
