@@ -164,6 +164,7 @@ __all__ = [
     "unit_name",
     "unit_pids",
     "usual_seconds",
+    "with_settings",
 ]
 
 LIFE_INTERVAL = 0.5
@@ -829,6 +830,16 @@ def read_settings(path: str) -> dict[str, Any]:
             raise ValueError(f"{path}: gate.{key} is {value!r}, expected {kind.__name__}: correct it, or run site.yml")
         given[key] = kind(value)
     return given
+
+
+def with_settings(given: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Arguments of `Options`: what is None in `given` comes from a settings file, and without one it is the default.
+
+    A file that is not there says nothing: the first play checks before it writes. Raises ValueError.
+    """
+    known = read_settings(path) if path and Path(path).exists() else {}
+    defaults = asdict(Options())
+    return {name: known.get(name, defaults[name]) if value is None else value for name, value in given.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -239,8 +239,6 @@ msg:
   type: str
 """
 
-import os
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuserve.sglang.plugins.module_utils.health import (
     INTERIM,
@@ -248,7 +246,7 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.health import (
     Options,
     Since,
     check_options,
-    read_settings,
+    with_settings,
 )
 
 
@@ -282,17 +280,16 @@ def main() -> None:
     given = dict(module.params)
     window = given.pop("_window")
     since = given.pop("_since")
-    settings = given.pop("settings")
+    settings = given.pop("settings") or ""
+    # What is None without being a question to the settings file.
+    pid, model = given.pop("pid"), given.pop("model") or ""
     try:
-        known = read_settings(settings) if settings and os.path.exists(settings) else {}
+        known = with_settings(given, settings)
     except ValueError as error:
         module.fail_json(msg=str(error))
-    for name in ("expected_kv_tokens", "kv_tolerance", "last_start"):
-        if given[name] is None:
-            given[name] = known.get(name, getattr(defaults, name))
-    options = Options(**{**given, "pid": given["pid"] or 0, "model": given["model"] or ""})
+    options = Options(**known, pid=pid or 0, model=model)
     wrong = check_options(options)
-    if given["pid"] == 0:
+    if pid == 0:
         wrong = "pid is 0, expected a process number above 0"
     if wrong:
         module.fail_json(msg=wrong)

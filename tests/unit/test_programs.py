@@ -6,10 +6,13 @@ import ast
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.gpuserve.sglang.plugins.module_utils.health import Gate, Options, with_settings
+from ansible_collections.gpuserve.sglang.plugins.modules import health_gate
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLE = ROOT / "roles" / "sglang_service"
@@ -94,3 +97,24 @@ def test_settings_that_cannot_be_used_are_one_clear_error(
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+def test_play_and_unit_judge_alike(tmp_path: Path) -> None:
+    """What the play does not say comes from the settings of the unit; what neither says is the default."""
+    settings = tmp_path / "x.json"
+    given = {"port": 30001, "expected_kv_tokens": None, "kv_tolerance": None, "last_start": None}
+    defaults = {"port": 30001, "expected_kv_tokens": 0, "kv_tolerance": 0.1, "last_start": ""}
+    assert with_settings(given, str(settings)) == with_settings(given, "") == defaults
+    settings.write_text(json.dumps({"gate": {"port": 30000, "expected_kv_tokens": 4096, "kv_tolerance": 0.2}}))
+    assert with_settings(given, str(settings)) == {**defaults, "expected_kv_tokens": 4096, "kv_tolerance": 0.2}
+    assert with_settings({**given, "kv_tolerance": 0.0}, str(settings))["kv_tolerance"] == 0.0
+    settings.write_text("{")
+    with pytest.raises(ValueError, match="cannot be read"):
+        with_settings(given, str(settings))
+
+
+def test_what_the_gate_returns_is_documented() -> None:
+    now = Gate(Options(unit="", port=1, timeout=0.1, generate=False)).once()
+    assert set(now) - {"_since"} == set(yaml.safe_load(health_gate.RETURN))
+    options = set(yaml.safe_load(health_gate.DOCUMENTATION)["options"]) - {"_window", "_since", "settings"}
+    assert options == set(asdict(Options()))
