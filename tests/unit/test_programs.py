@@ -118,3 +118,11 @@ def test_what_the_gate_returns_is_documented() -> None:
     assert set(now) - {"_since"} == set(yaml.safe_load(health_gate.RETURN))
     options = set(yaml.safe_load(health_gate.DOCUMENTATION)["options"]) - {"_window", "_since", "settings"}
     assert options == set(asdict(Options()))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_runs_from_its_folder_and_wants_settings(programs: Path, name: str) -> None:
+    done = run(programs, name, "--settings", "/nonexistent/settings.json")
+    assert done.returncode == 2, done.stderr
+    assert "/nonexistent/settings.json cannot be read" in done.stderr
+    assert "Traceback" not in done.stderr
