@@ -501,11 +501,12 @@ def _unit(
         "computed",
     )
     put("start_limit_burst", 3, "three failed starts in a row are no accident: stop and let the operator look")
-    window = number("start_limit_burst") * (
+    # One round more than the burst: the killing takes its time too, and a window that is a second short never trips.
+    window = (number("start_limit_burst") + 1) * (
         number("timeout_start_sec") + number("timeout_stop_sec") + number("restart_sec")
     )
     window = -(-window // 60) * 60
-    why = "burst x (start + stop + pause): a shorter window never trips when one load takes minutes"
+    why = "(burst + 1) x (start + stop + pause): a shorter window never trips when one load takes minutes"
     put("start_limit_interval_sec", window, why, "computed")
     put(
         "kill_mode",

@@ -104,7 +104,7 @@ class Pending:
 
 @pytest.fixture(autouse=True)
 def socket_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(h, "observe_owner", lambda *_: h.Owner(h.OURS))
+    monkeypatch.setattr(h, "observe_owner", lambda *__: h.Owner(h.OURS))
 
 
 def watch(world: World, windows: bool, **options: Any) -> tuple[dict[str, Any], list[str]]:

@@ -97,10 +97,11 @@ def test_a_stop_is_drained_and_a_loop_of_slow_failures_trips() -> None:
     unit = plan({"drain_budget_s": 300, "load_budget_s": 1200})["unit"]
     assert (unit["kill_mode"], unit["kill_signal"], unit["restart"]) == ("mixed", "SIGINT", "always")
     assert unit["timeout_stop_sec"] == 315
-    # Starts that use up their whole budget, each followed by a stop that does so too, still fall into one window.
+    # Starts that use up their whole budget, each followed by a stop that does so too, still fall into one window. Seen on real
+    # systemd: with exactly three rounds the fourth start came half a second late, every time, and the loop never ended.
     cycle = unit["timeout_start_sec"] + unit["timeout_stop_sec"] + unit["restart_sec"]
-    assert unit["start_limit_interval_sec"] >= unit["start_limit_burst"] * cycle
-    assert unit["start_limit_interval_sec"] < (unit["start_limit_burst"] + 1) * cycle
+    assert unit["start_limit_interval_sec"] >= unit["start_limit_burst"] * cycle * 1.2
+    assert unit["start_limit_interval_sec"] < (unit["start_limit_burst"] + 2) * cycle
 
 
 def test_limits_of_the_unit() -> None:
