@@ -1,79 +1,57 @@
-"""The engine's own interpreter as a fixture.
-
-``GPUSERVE_ENGINE_PYTHON`` names it: a path, or a command such as ``podman exec -i gpuserve-sandbox
-/opt/.../bin/python``. It needs SGLang, no GPU, no Ansible and no pytest. Without the variable these tests are skipped.
-"""
+"""The engine's own interpreter, and FlashInfer's package, as fixtures."""
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "collections"))
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-_BOOT = "import json,sys; exec(compile(json.loads(sys.stdin.readline()), 'worker.py', 'exec'), {'__name__': 'worker'})"
-
-
-class Engine:
-    """A running interpreter of the engine that answers questions."""
-
-    def __init__(self, command: list[str]) -> None:
-        source = (ROOT / "tools" / "dump_flag_schema.py").read_text(encoding="utf-8")
-        # __file__ has no meaning over standard input
-        source = source.replace("pathlib.Path(__file__)", "pathlib.Path('/nowhere/tools/dump_flag_schema.py')")
-        source += (Path(__file__).parent / "worker.py").read_text(encoding="utf-8")
-        environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
-        self._process = subprocess.Popen(
-            [*command, "-W", "ignore", "-c", _BOOT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if not os.environ.get("GPUSERVE_ENGINE_VERBOSE") else None,
-            text=True,
-            env=environment,
-        )
-        self._send(source)
-
-    def _send(self, message: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message) + "\n")
-        self._process.stdin.flush()
-
-    def ask(self, do: str, **question: Any) -> dict[str, Any]:
-        """Ask one question."""
-        assert self._process.stdout is not None
-        self._send({"do": do, **question})
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(
-                f"the engine's interpreter ended with status {self._process.wait()}: set GPUSERVE_ENGINE_VERBOSE=1"
-            )
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        """End the interpreter."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
+from ansible_collections.gpuserve.sglang.plugins.module_utils.patch_series import sha256_of  # noqa: E402
+from interpreter import Interpreter  # noqa: E402
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[Engine]:
-    """The engine's interpreter, started once."""
-    named = os.environ.get("GPUSERVE_ENGINE_PYTHON")
-    if not named:
-        pytest.skip("GPUSERVE_ENGINE_PYTHON does not name the engine's interpreter")
-    running = Engine(shlex.split(named))
+def engine() -> Iterator[Interpreter]:
+    """The engine's parser and its ServerArgs, started once."""
+    source = (ROOT / "tools" / "dump_flag_schema.py").read_text(encoding="utf-8")
+    # __file__ has no meaning over standard input
+    source = source.replace("pathlib.Path(__file__)", "pathlib.Path('/nowhere/tools/dump_flag_schema.py')")
+    running = Interpreter(source + (Path(__file__).parent / "worker.py").read_text(encoding="utf-8"))
     yield running
     running.close()
+
+
+@pytest.fixture(scope="session")
+def flashinfer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the pristine FlashInfer package: ``GPUSERVE_FLASHINFER``, from the cache, or from pip."""
+    if given := os.environ.get("GPUSERVE_FLASHINFER"):
+        return Path(given)
+    definition = yaml.safe_load((ROOT / "patches/flashinfer/0.6.4/series.yml").read_text(encoding="utf-8"))
+    cache = ROOT / ".cache" / "flashinfer"
+    wheel = cache / definition["source"]
+    if not wheel.is_file():
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(cache)]
+        done = subprocess.run(
+            [*command, f"{definition['distribution']}=={definition['version']}"],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode or not wheel.is_file():
+            pytest.skip(f"FlashInfer {definition['version']} cannot be fetched: {done.stderr.strip()[-200:]}")
+    assert sha256_of(wheel.read_bytes()) == definition["source_sha256"], wheel
+    root = tmp_path_factory.mktemp("flashinfer")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(root)
+    return root

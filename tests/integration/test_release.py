@@ -26,6 +26,9 @@ import pytest
 import yaml
 from conftest import ROOT, Box, Run
 
+sys.path.insert(0, str(ROOT / "collections"))
+from ansible_collections.gpuserve.sglang.plugins.module_utils.release import check_installed
+
 KERNEL = "sgl_kernel-0.3.21+cu130-cp310-abi3-manylinux2014_x86_64.whl"
 MODULES_ON_THE_CONTROLLER = {"set_fact", "include_tasks", "include_role", "debug", "assert", "validate_argument_spec"}
 SERIES = yaml.safe_load((ROOT / "patches/sglang/0.5.9/series.yml").read_text())
@@ -242,6 +245,41 @@ def test_drift_is_named_and_repaired(here: Here) -> None:
     assert {key: after[key] for key in ("packages", "files")} == {key: before[key] for key in ("packages", "files")}
     assert "by hand" not in patched.read_text() + other.read_text()
     assert here.play().changed == []
+
+
+def test_every_file_is_checked_and_repaired_when_asked(here: Here) -> None:
+    """What the quick look of each run leaves out: other packages, what is no Python, and the installers themselves."""
+    (release,) = here.releases()
+    assert check_installed(release) == []
+    packages = site(release)
+    changed = [packages / "torch/version.py", packages / "pip/__init__.py", release / "venv/bin/uv"]
+    for path in changed:
+        # A file of its own: the one that is there may be a link into uv's cache, or be running.
+        path.chmod(0o755)
+        copy = path.with_name("copy")
+        shutil.copy(path, copy)
+        with copy.open("a") as file:
+            file.write("# by hand\n")
+        copy.replace(path)
+    gone = next(packages.glob("tinydep-*.dist-info/METADATA"))
+    gone.unlink()
+    extra = packages / "extra.pth"
+    extra.write_text("import os\n")
+    findings = check_installed(here.root / "releases" / release.name)
+    subjects = [finding["subject"] for finding in findings]
+    assert [subject.rpartition(" of ")[2] for subject in subjects[:-1]] == ["uv", "pip", "tinydep", "torch"]
+    assert [Path(subject.split(" of ")[0]).resolve() for subject in subjects[:-1]] == [
+        path.resolve() for path in (changed[2], changed[1], gone, changed[0])
+    ]
+    assert subjects[-1] == str(extra) and findings[2]["found"] == "absent"
+    extra.unlink()
+    run = here.play()
+    assert run.rc == 0 and run.changed == [], run.failure
+    run = here.play(sglang_check_all_files=True)
+    assert run.rc == 0, run.failure
+    assert "Build the release, or find it complete" in run.changed
+    assert check_installed(release) == []
+    assert here.play(sglang_check_all_files=True).changed == []
 
 
 def test_a_changed_patch_is_refused_before_anything_happens(here: Here, tmp_path: Path) -> None:
