@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jinja2.nativetypes
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
@@ -452,6 +453,17 @@ def test_old_releases_make_room(machine: ReleaseBuilder, monkeypatch: pytest.Mon
     with pytest.raises(ReleaseError, match="expected at least"):
         machine._check_disk()
     assert left(machine) == "5n"
+
+
+def test_each_release_has_its_own_folder_of_compiled_kernels() -> None:
+    """The folder that goes with a release when it is pruned is the one that the plan of that release names."""
+    wanted = yaml.safe_load((ROOT / "roles/deployment/vars/main.yml").read_text())["__deployment_wanted"]["cache_dir"]
+    caches = yaml.safe_load((ROOT / "roles/sglang/vars/main.yml").read_text())["__sglang_caches"]
+    known = {"deployment_cache_dir": "/cache", "deployment_python": ""}
+    template = jinja2.nativetypes.NativeEnvironment().from_string
+    folders = [template(wanted).render(**known, sglang_release={"id": name}) for name in ("0" * 12, "1" * 12)]
+    assert folders == ["/cache/" + "0" * 12, "/cache/" + "1" * 12]
+    assert [str(Path(folder).parent) for folder in folders] == template(caches).render(**known) * 2
 
 
 @pytest.mark.parametrize("keep", [0, -1])
