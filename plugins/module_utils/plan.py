@@ -528,8 +528,8 @@ def _unit(
     why = "all of the host's memory but 5 % (at least 2 GiB), in whole GiB: a leak ends the service, not the host"
     put("memory_max", memory, why if host.memory_total_mib else "the host's memory is not known: no limit", "computed")
     put("memory_high", "infinity", "throttling would turn a leak into a server that hangs; memory_max ends it")
-    tasks = 1024 + tp * (4 * (host.cpus or 64) + 256)
-    why = "threads of the ranks (4 a CPU, and 256 for NCCL and compilers), several times what is needed: a runaway ends the service, not the host"
+    tasks = 1024 + tp * (8 * (host.cpus or 64) + 512)
+    why = "threads of the ranks (8 a CPU, and 512 for NCCL and compilers), several times what is needed: a runaway ends the service, not the host"
     put("tasks_max", -(-tasks // 1024) * 1024, why, "computed")
     put(
         "oom_score_adjust",
