@@ -10,6 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from ansible_collections.gpuserve.sglang.plugins.module_utils.bench_run import step
 
 display = Display()
 
@@ -90,7 +91,9 @@ class ActionModule(ActionBase):
             heard = time.monotonic()
             if result["state"] != "running":
                 return result
-            progress.show(dict(result.get("progress") or {}))
+            told = dict(result.get("progress") or {})
+            question["_known"] = step(told)
+            progress.show(told)
 
     def _call(self, arguments: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         result: dict[str, Any] = self._execute_module(module_name=MODULE, module_args=arguments, task_vars=task_vars)

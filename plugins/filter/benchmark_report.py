@@ -31,13 +31,13 @@ options:
 EXAMPLES = r"""
 - name: Show what was measured
   ansible.builtin.debug:
-    msg: "{{ (measured.result | gpuserve.sglang.benchmark_report(measured.previous)).lines }}"
+    msg: "{{ (measured.result | gpuserve.sglang.benchmark_report(measured.previous)).text }}"
 """
 
 RETURN = r"""
 _value:
   description:
-    - C(lines) (text for people), C(markdown) (the table), C(remarks) (what a reader must know), C(how) (the method in one
+    - C(text) (for people), C(markdown) (the table), C(remarks) (what a reader must know), C(how) (the method in one
       sentence), C(changes) (by level, with C(change) and C(verdict)), C(asked) and C(failed) (numbers of requests) and C(record)
       (the benchmark table of the documented box).
   type: dict
@@ -52,7 +52,7 @@ def benchmark_report(result: Any, previous: Any = None) -> dict[str, Any]:
     before = previous if isinstance(previous, Mapping) and previous.get("schema") == benchmark.SCHEMA else None
     documented = record()["benchmark"]
     return {
-        "lines": benchmark.report(result, before, documented),
+        "text": "\n".join(benchmark.report(result, before, documented)),
         "markdown": benchmark.markdown(benchmark.table(result, before, documented)),
         "remarks": benchmark.remarks(result),
         "how": benchmark.how(result),

@@ -285,7 +285,9 @@ class Worker:
                 raise BenchmarkError(why)
         when = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         document = benchmark.result(when, self.order["plan"], self.method, self.runs, stopped)
-        return store(Path(self.order["state_dir"]), document, [run[2] for run in self.runs], not stopped)
+        return store(
+            Path(self.order["state_dir"]), document, [run[2] for run in self.runs], self.order["latest"] and not stopped
+        )
 
     def level(self, at: int, concurrency: int, prompts: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """One repeat of one level, as (measured, record)."""
@@ -463,8 +465,16 @@ def _began(folder: Path) -> bool:
         return False
 
 
-def poll(folder: Path, window: float) -> dict[str, Any]:
-    """Wait at most so long: `{state: running, progress}` or `{state: done, ...}` or `{state: failed, error}`."""
+def step(progress: Mapping[str, Any]) -> str:
+    """Which run of which level it is: what a reader wants to hear of at once."""
+    return f"{progress['repeat']}/{progress['level']}" if progress else ""
+
+
+def poll(folder: Path, window: float, known: str = "") -> dict[str, Any]:
+    """Wait at most so long, or until another step than the known one begins.
+
+    Returns `{state: running, progress}`, `{state: done, ...}` or `{state: failed, error}`.
+    """
     if not re.fullmatch(rf"{PREFIX}\w+", folder.name):
         raise BenchmarkError(f"{folder} is no folder of a benchmark")
     until = time.monotonic() + window
@@ -485,6 +495,7 @@ def poll(folder: Path, window: float) -> dict[str, Any]:
                 "state": "failed",
                 "error": "the benchmark did not begin, or its folder is gone from the host; run it again",
             }
-        if time.monotonic() >= until:
-            return {"state": "running", "progress": read_json(folder / "progress.json") or {}}
+        progress = read_json(folder / "progress.json") or {}
+        if time.monotonic() >= until or step(progress) != known:
+            return {"state": "running", "progress": progress}
         time.sleep(0.25)

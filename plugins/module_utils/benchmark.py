@@ -471,10 +471,10 @@ def report(
     """Lines for people: the table in columns, then what it is worth."""
     rows = table(now, before, record)
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = [f"{now['profile']}, SGLang {now['engine_version']}, {now['when']}: {how(now)}"]
+    lines = [f"{now['profile']}, SGLang {now['engine_version']}, {now['when']}", how(now), ""]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    lines += remarks(now)
-    return lines
+    notes = remarks(now)
+    return lines + (["", *notes] if notes else [])
 
 
 def remarks(now: Mapping[str, Any]) -> list[str]:

@@ -73,6 +73,10 @@ options:
     description: Measure although somebody else is served. The figures are then worth little.
     type: bool
     default: false
+  latest:
+    description: Make the result the latest one, which the handbook and the acceptance watch read.
+    type: bool
+    default: true
   _phase:
     description: Internal, set by the action plugin.
     type: str
@@ -81,6 +85,10 @@ options:
   _run:
     description: Internal, set by the action plugin. The folder of the run.
     type: path
+  _known:
+    description: Internal, set by the action plugin. The step that was shown last.
+    type: str
+    default: ""
   _window:
     description: Internal, set by the action plugin. Seconds to wait for news.
     type: float
@@ -181,6 +189,7 @@ def order_of(params: dict, plan: dict) -> dict:
         "prompts": params["prompts"],
         "state_dir": params["state_dir"],
         "allow_others": params["allow_others"],
+        "latest": params["latest"],
         "method": {name: params[name] for name in METHOD},
     }
 
@@ -233,8 +242,10 @@ def main() -> None:
             "level_timeout": {"type": "int", "default": 900},
             "quiet_seconds": {"type": "float", "default": 10.0},
             "allow_others": {"type": "bool", "default": False},
+            "latest": {"type": "bool", "default": True},
             "_phase": {"type": "str", "choices": ["start", "poll"], "default": "start"},
             "_run": {"type": "path"},
+            "_known": {"type": "str", "default": ""},
             "_window": {"type": "float", "default": 0.0},
         },
         supports_check_mode=True,
@@ -242,7 +253,7 @@ def main() -> None:
     try:
         if module.params["_phase"] == "start":
             module.exit_json(changed=False, **begin(module))
-        answer = poll(Path(module.params["_run"] or ""), module.params["_window"])
+        answer = poll(Path(module.params["_run"] or ""), module.params["_window"], module.params["_known"])
     except (BenchmarkError, OSError) as error:
         module.fail_json(msg=str(error), state="failed")
     if answer["state"] == "failed":

@@ -380,7 +380,7 @@ def test_a_detached_child_does_not_outlive_a_command_that_ends(tmp_path: Path) -
 
 
 ORDER: dict[str, Any] = {
-    "plan": PLAN, "python": "/nothing", "user": "", "environment": {}, "prompts": '{"prompt": "x"}', "allow_others": True,
+    "plan": PLAN, "python": "/nothing", "user": "", "environment": {}, "latest": True, "prompts": '{"prompt": "x"}', "allow_others": True,
     "server": {"host": "127.0.0.1", "port": 1, "model_path": "/m", "served_model_name": "m", "tag": "t"},
     "method": {**METHOD, "levels": [1], "repeats": 1, "requests": 2},
 }  # fmt: skip
@@ -420,6 +420,9 @@ def test_a_worker_that_died_is_told_from_one_that_works(tmp_path: Path) -> None:
     try:
         bench_run.write_json(folder / "worker.json", {"pid": sleeper.pid})
         assert bench_run.poll(folder, 0)["state"] == "running"
+        # Another level is told at once, whatever the window is.
+        bench_run.write_json(folder / "progress.json", {"repeat": 1, "level": 2})
+        assert bench_run.poll(folder, 3600, "1/1")["progress"]["level"] == 2
         with pytest.raises(BenchmarkError, match=rf"already \(pid {sleeper.pid}\)"):
             bench_run.clear_stale(tmp_path)
     finally:
