@@ -265,7 +265,13 @@ class Look:
         self.attempt("generation", "one generation", lambda: serve.check_generation(generation, why, unit))
         info = self.ask("GET", "/server_info", None, expected.request_timeout) if well else None
         self.attempt("kv_pool", "KV pool", lambda: serve.check_pool(plan, info, expected.kv_tolerance))
-        self.attempt("accept_length", "acceptance length", lambda: serve.check_speculation(plan, info))
+        speculates = well and plan["args"].get("--speculative-algorithm")
+        metrics = self.ask("GET", "/metrics", None, expected.request_timeout) if speculates else None
+        measured = _document(self.at(f"{expected.state_dir}/benchmarks/latest.json"))
+        benchmark = measured if isinstance(measured, dict) else None
+        self.attempt(
+            "accept_length", "acceptance length", lambda: serve.check_speculation(plan, info, metrics, benchmark)
+        )
 
     def _logs(self, process: serve.ProcessSeen) -> None:
         expected = self.expected

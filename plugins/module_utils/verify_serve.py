@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import acceptance
 from .health import Generation, HttpAnswer, UnitStatus, scrub
 from .health_pool import judge_pool, memory_from_info
+from .metrics import RUNNING, Metrics
 from .service import PLAN_VARIABLE, without_secrets
 from .verify import (
     WARNING,
@@ -290,8 +292,13 @@ def check_pool(plan: Mapping[str, Any], answer: HttpAnswer | None, tolerance: fl
     return failed(id_, subject, pool.text, expected, f"{pool.hint[:1].upper()}{pool.hint[1:]}.")
 
 
-def check_speculation(plan: Mapping[str, Any], answer: HttpAnswer | None) -> Check:
-    """Above 1, or speculation costs and brings nothing."""
+def check_speculation(
+    plan: Mapping[str, Any],
+    answer: HttpAnswer | None,
+    metrics: HttpAnswer | None = None,
+    benchmark: Mapping[str, Any] | None = None,
+) -> Check:
+    """Above 1, or speculation costs and brings nothing; and not far below the last benchmark's, of which it is warned."""
     id_, subject = "accept_length", "acceptance length"
     if not plan["args"].get("--speculative-algorithm"):
         return skipped(id_, subject, "the plan does not speculate")
@@ -303,7 +310,14 @@ def check_speculation(plan: Mapping[str, Any], answer: HttpAnswer | None) -> Che
             id_, subject, f"/server_info says nothing ({answer.text()})", "Look at /server_info on the host."
         )
     if value > 1:
-        return passed(id_, subject, f"{value:.2f} since the start", "above 1")
+        seen = Metrics.parse(metrics.body if metrics is not None and metrics.status == 200 else "")
+        now, running = seen.accept_length or value, int(seen.total(RUNNING) or 0)
+        found = acceptance.watch(now, plan["args"], benchmark, running)
+        if found.state != acceptance.LOW:
+            return passed(id_, subject, f"{value:.2f} since the start; {found.message}", "above 1")
+        action = f"{found.causes[0]}. Others: {'; '.join(found.causes[1:])}. Switch: {found.switch}."
+        expected = f"about {found.expected:.2f}, as the last benchmark had" if found.expected else "above 1"
+        return failed(id_, subject, f"{now:.2f} in the last steps", expected, f"Look at {action}", WARNING)
     return failed(
         id_,
         subject,

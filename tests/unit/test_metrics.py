@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpuserve.sglang.plugins.module_utils import acceptance, metrics
+from ansible_collections.gpuserve.sglang.plugins.module_utils import acceptance, metrics, verify, verify_serve
+from ansible_collections.gpuserve.sglang.plugins.module_utils.health_http import HttpAnswer
 
 STORED = (Path(__file__).parent / "fixtures" / "health" / "cuda-0.5.11-eagle3.metrics").read_text()
 EAGLE = {"--speculative-algorithm": "EAGLE3", "--enable-flashinfer-allreduce-fusion": True}
@@ -93,3 +94,27 @@ def test_nothing_accepted_is_not_the_traffic_and_no_fusion_is_not_its_defect() -
     assert "nothing of the draft is accepted" in seen.message
     assert [cause.split(":")[0] for cause in seen.causes] == ["wrong draft"]
     assert "fusion" not in seen.switch
+
+
+@pytest.mark.parametrize(
+    ("expected", "ok", "words"),
+    [
+        (2.2, True, ["2.30 since the start", "acceptance length is 2.12", "the last benchmark had 2.20"]),
+        (
+            2.9,
+            False,
+            ["2.12 in the last steps", "about 2.90", "other traffic", "wrong draft", "fusion defect", "baseline"],
+        ),
+        (None, True, ["no benchmark to compare with"]),
+    ],
+)
+def test_verify_warns_of_a_drop_against_the_benchmark(expected, ok, words) -> None:
+    info = HttpAnswer(200, "", json.dumps({"internal_states": [{"avg_spec_accept_length": 2.3}]}))
+    benchmark = {"levels": [{"concurrency": 5, "accept_length": expected}]} if expected else None
+    check = verify_serve.check_speculation({"args": EAGLE}, info, HttpAnswer(200, "", STORED), benchmark)
+    assert check.ok is ok
+    if not ok:
+        assert check.severity == verify.WARNING
+    text = f"{check.found} {check.expected} {check.action}"
+    for word in words:
+        assert word in text

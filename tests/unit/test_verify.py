@@ -100,6 +100,7 @@ class Host:
         self.answers = {
             "/health": answer(200),
             "/server_info": self.info(2.2, 1010),
+            "/metrics": answer(200, ""),
             "/v1/chat/completions": answer(200, {"choices": [{"message": {"content": "Hello."}}]}),
         }
         ours = {"port": 30000, "address": "127.0.0.1", "pid": PID, "command": "python", "unit": UNIT}
