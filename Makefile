@@ -58,6 +58,7 @@ gpu-payload: setup ## Pack what a GPU machine without a network needs for the pr
 	@$(PYTHON) tests/gpu/payload.py
 
 .PHONY: docs
-docs: setup ## Generate the variable tables of the role READMEs, and the tables of docs/proof.md
+docs: setup ## Generate the variable tables of the role READMEs and the example of the handbook, and the tables of docs/proof.md
 	@$(PYTHON) tools/role_docs.py
+	@$(PYTHON) tools/handbook_docs.py
 	@$(PYTHON) tools/proof_docs.py
