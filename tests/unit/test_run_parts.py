@@ -89,3 +89,26 @@ def test_a_part_that_hangs_is_ended_with_all_its_children_and_the_others_run(
     # Where nobody collects orphans, a zombie stays.
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
     assert (tmp_path / "a-hangs.log").read_text().startswith("begun\n")
+
+
+def test_only_parts_with_boxes_are_run_again_and_said_to_be_unsteady(
+    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    at_second = f"test -e {tmp_path}/tried || {{ touch {tmp_path}/tried; echo first words; exit 1; }}"
+    parts = {"molecule/shaky": at_second, "integration/test_broken": "exit 1", "unit": "exit 1", "lint": "true"}
+    monkeypatch.setattr(run, "all_parts", lambda: parts)
+    monkeypatch.setattr(run.signal, "signal", lambda *__: None)
+    monkeypatch.setattr(sys, "argv", ["run", *parts])
+    monkeypatch.setenv("RETRIES", "1")
+    assert run.main() == 1
+    said = capsys.readouterr().out
+    assert re.search(
+        r"^== 4 parts in \d+ s; failed: (unit, integration/test_broken|integration/test_broken, unit)$", said, re.M
+    )
+    assert "== UNSTEADY, failed at first and passed when run again: molecule/shaky;" in said
+    assert (tmp_path / "molecule-shaky.first.log").read_text() == "first words\n"
+    assert said.count("== unit: ") == 1
+    (tmp_path / "tried").unlink()
+    monkeypatch.setenv("RETRIES", "0")
+    monkeypatch.setattr(sys, "argv", ["run", "molecule/shaky"])
+    assert run.main() == 1
