@@ -133,7 +133,8 @@ def test_a_server_that_serves_somebody_is_left_alone(serving_box: Box, measured:
     before = serving_box.sh(f"ls {FOLDER}")
     body = json.dumps({"text": "hello", "sampling_params": {"max_new_tokens": 500, "ignore_eos": True}})
     serving_box.write("/srv/busy.json", body)
-    serving_box.background("sh", "-c", "while [ -e /srv/busy.json ]; do curl -s -o /dev/null -d @/srv/busy.json -H 'Content-Type: application/json' http://127.0.0.1:30000/generate || sleep 1; done")  # fmt: skip
+    ask = "curl -s -o /dev/null -d @/srv/busy.json -H 'Content-Type: application/json' http://127.0.0.1:30000/generate"
+    serving_box.background("sh", "-c", f"while [ -e /srv/busy.json ]; do {ask} || sleep 1; done")
     try:
         serving_box.wait_for(
             lambda: '"num_running_reqs":1' in serving_box.sh("curl -s http://127.0.0.1:30000/v1/loads"), 60
