@@ -111,7 +111,8 @@ away_since:
   type: float
   returned: always
 restored:
-  description: The deployment that was put back, as C(id), C(plan), C(files) (paths that changed) and C(at) (time).
+  description: The deployment that was put back, as C(id), C(plan), C(files) (paths that changed), C(at)
+    (time) and C(seconds) (how long that took).
   type: dict
   returned: always
 incident:
@@ -137,7 +138,7 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import (
 )
 
 
-def restored(given: dict[str, Any], check_mode: bool, switch: Switch, result: dict[str, Any]) -> None:
+def restored(given: dict[str, Any], check_mode: bool, switch: Switch, result: dict[str, Any], began: float) -> None:
     """The files of a recorded deployment."""
     record = Records(Path(given["state_dir"])).read(given["record"])
     if record is None:
@@ -160,17 +161,18 @@ def restored(given: dict[str, Any], check_mode: bool, switch: Switch, result: di
     }
     changed = differing(files) if check_mode else switch.restore(files)
     result["changed"] = bool(changed)
-    result["restored"] = {"id": record["id"], "plan": record["plan"], "files": changed, "at": time.time()}
+    result["restored"] = {"id": record["id"], "plan": record["plan"], "files": changed}
+    result["restored"] |= {"at": time.time(), "seconds": round(time.monotonic() - began, 2)}
 
 
 def work(given: dict[str, Any], check_mode: bool, switch: Switch, result: dict[str, Any]) -> None:
     """One step: look, files, evidence, stop or start. The files come first, so that little can be lost on the way."""
-    evidence = None
+    evidence, began = None, time.monotonic()
     if given["evidence"] and not check_mode:
         files = (UNIT_DIR / given["unit"], *settings_files(given["unit"], Path(given["settings_dir"])))
         evidence = Evidence(given["unit"], given["evidence"], files, time.time())
     if given["state"] == "restored":
-        restored(given, check_mode, switch, result)
+        restored(given, check_mode, switch, result, began)
     if evidence is not None:
         try:
             result["incident"] = str(evidence.write(Path(given["state_dir"])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from collections.abc import Sequence
@@ -260,8 +261,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path: Path, monk
 
 
 def test_one_step_at_a_time(make, tmp_path: Path) -> None:
-    import fcntl
-
     switch = make(Systemd())
     with switch.alone(), (tmp_path / "run" / "engine.step").open() as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
