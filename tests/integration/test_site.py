@@ -234,7 +234,12 @@ def test_death_during_the_gate_is_seen_within_five_seconds_and_taken_back(box: B
     assert box.sh(f"cat /etc/systemd/system/{UNIT}") == before
     assert "--max-running-requests 8" in box.command_line
     assert box.chat() == ANSWER
-    assert box.play("site.yml").changed == []
+    # The handbook tells how long the last start took, and that was the one of the rollback.
+    pid = box.main_pid
+    again = box.play("site.yml")
+    assert again.rc == 0, again.report
+    assert set(again.changed) <= {"Write the handbook"}
+    assert box.main_pid == pid
 
 
 def test_when_the_last_good_one_fails_too_nothing_restarts_for_ever(box: Box) -> None:
