@@ -39,11 +39,16 @@ test: setup ## Lint, unit tests, Molecule, integration
 
 .PHONY: test-all
 test-all: setup ## The same, and what takes long: faults, switches, take-overs, benchmarks
-	@tests/run all
+	@PART_TIMEOUT=$${PART_TIMEOUT:-7200} tests/run all
 
 .PHONY: lint unit engine molecule integration sanity slow benchmarks
 lint unit engine molecule integration sanity slow benchmarks: setup # One part of make test
 	@tests/run $@
+
+.PHONY: faults
+faults: setup ## Do every fault to a box with the real engine (an hour), and show what was seen in docs/faults.md
+	@PART_TIMEOUT=7200 tests/run molecule/faults
+	@$(PYTHON) tools/fault_docs.py --record tests/output/faults.json
 
 PROFILE := small
 INVENTORY := inventories/production

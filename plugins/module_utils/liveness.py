@@ -312,7 +312,8 @@ def judge(seen: Seen, memory: Memory, options: Options) -> Decision:
         return settled(ALIVE, "", failures=0, proven=seen.now, escalated=False)
     silent = seen.now - memory.proven
     if seen.moved:
-        reason = f"{wrong}, but it works ({', '.join(seen.moved[:3])})"
+        names = dict.fromkeys(name.partition("{")[0].rpartition(".")[2] for name in seen.moved)
+        reason = f"{wrong}, but it works ({', '.join(list(names)[:3])})"
         return settled(BUSY, reason, failures=0, proven=seen.now)
     broken = [f"{who} is dead" for who in seen.dead] + [f"{who} is stopped" for who in seen.stopped]
     share = seen.cpu_seconds / seen.window if seen.window > 0 else 0.0

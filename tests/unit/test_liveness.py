@@ -105,6 +105,9 @@ def test_the_maintenance_mark_stops_everything():
 
 
 def test_countable_progress_is_work_for_as_long_as_it_lasts():
+    marks = ("loads.0.num_used_tokens", "x_total{mode=a}", "x_total{mode=b}")
+    reason = lv.judge(seen(http=SILENT, moved=marks), KNOWN, OPTIONS).reason
+    assert reason == "/health: timeout after 30 s, but it works (num_used_tokens, x_total)"
     memory = KNOWN
     for at in range(1030, 10000, 60):
         decision = lv.judge(seen(float(at), http=SILENT, moved=("metrics.x",)), memory, OPTIONS)

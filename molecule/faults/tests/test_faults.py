@@ -1,0 +1,342 @@
+"""The table of faults, row by row: each is done, its outcome is held against the table, and the box is put back in order."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import ANSWER, STATE, TABLE, UNIT, UNIT_FILE, URL, Faulty, Killer, Row, podman, until
+
+SWITCHED = {"deployment_overrides": {"max_running_requests": 5}}
+ROWS: dict[str, Callable[[Faulty, Row], None]] = {}
+DROPIN = "/run/systemd/system/sglang-kimi.service.d"
+
+
+def row_of(identifier: str) -> Callable[[Callable[[Faulty, Row], None]], Callable[[Faulty, Row], None]]:
+    def keep(function: Callable[[Faulty, Row], None]) -> Callable[[Faulty, Row], None]:
+        ROWS[identifier] = function
+        return function
+
+    return keep
+
+
+def test_every_row_of_the_table_is_done() -> None:
+    assert sorted(ROWS) == sorted(entry["id"] for entry in TABLE)
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=[entry["id"] for entry in TABLE])
+def test_fault(box: Faulty, row: Row, entry: dict[str, Any]) -> None:
+    ROWS[entry["id"]](box, row)
+    assert row.seconds is not None
+
+
+# ------------------------------------------------------------------------------------------------ the process dies
+
+
+@row_of("crash-while-loading")
+def _(box: Faulty, row: Row) -> None:
+    pid = box.begin_load()
+    good = box.last_good()
+    box.signal(pid, "KILL")
+    seconds = box.wait_restart(pid, 60)
+    box.wait_served()
+    assert box.last_good() == good
+    row.took(seconds, "started again by systemd, served")
+
+
+@row_of("crash-after-ready")
+def _(box: Faulty, row: Row) -> None:
+    pid, scheduler, good = box.main_pid, box.scheduler, box.last_good()
+    box.signal(pid, "KILL")
+    seconds = box.wait_restart(pid, 60)
+    assert box.sh(f"test -e /proc/{scheduler} && cat /proc/{scheduler}/comm", check=False) in ("", "(sd-pam)")
+    box.wait_served()
+    assert box.last_good() == good
+    row.took(seconds, "nothing was left behind; started again by systemd, served")
+
+
+def found_by_the_timer(box: Faulty, row: Row, pid: int, before: set[str], words: str) -> None:
+    """The timer restarts the server, and keeps an incident that says why."""
+    seconds = box.wait_restart(pid, 150)
+    (incident,) = {name for name in box.incidents() - before if name.endswith("-liveness")}
+    summary = box.summary(incident)
+    assert words in summary, summary
+    files = box.sh(f"ls {STATE}/incidents/{incident}").split()
+    assert {"journal.txt", "unit.txt", "processes.txt", "plan.json", "summary.md", "nvidia-smi.txt"} <= set(files)
+    assert box.sh(f"stat -c %U:%a {STATE}/incidents/{incident}") == "root:700"
+    box.wait_served()
+    row.took(seconds, f"restarted with an incident that says `{words}`, served")
+
+
+@row_of("scheduler-killed")
+def _(box: Faulty, row: Row) -> None:
+    pid, before = box.main_pid, box.incidents()
+    box.signal(box.scheduler, "KILL")
+    assert box.sh(f"curl -s -m 10 -o /dev/null -w '%{{http_code}}' {URL}/v1/models") == "200"
+    found_by_the_timer(box, row, pid, before, "is dead")
+
+
+@row_of("main-stopped")
+def _(box: Faulty, row: Row) -> None:
+    pid, before = box.main_pid, box.incidents()
+    box.signal(pid, "STOP")
+    found_by_the_timer(box, row, pid, before, f"pid {pid} (")
+
+
+# ------------------------------------------------------------------------------------------------ nothing is wrong
+
+
+@row_of("busy")
+def _(box: Faulty, row: Row) -> None:
+    pid, before, began = box.main_pid, box.incidents(), time.monotonic()
+    # Four at once hold the whole pool of tokens; the rest, and the timer's own request, wait in the queue.
+    asked = [box.ask(900) for __ in range(12)]
+    states: set[str] = set()
+
+    def finished() -> bool:
+        states.add(box.liveness().get("state", ""))
+        return not any(request.running for request in asked)
+
+    assert until(finished, 170), box.journal(lines=20)
+    seconds = time.monotonic() - began
+    assert [request.tokens for request in asked] == [900] * 12
+    assert box.main_pid == pid
+    assert box.incidents() == before
+    assert states <= {"alive", "busy"}
+    seen = "seen as busy and left alone" if "busy" in states else "answered the timer all the time, left alone"
+    row.took(seconds, f"{seen}; 12 of 12 requests answered")
+
+
+@row_of("long-prefill")
+def _(box: Faulty, row: Row) -> None:
+    pid, before = box.main_pid, box.incidents()
+    states: set[str] = set()
+    # The control groups of the box belong to the machine: the unit's own limits do nothing here.
+    podman("update", "--cpus", "0.3", box.name)
+    try:
+        began = time.monotonic()
+        asked = [
+            box.ask(2, limit=170, ids=[5 + (place * 7 + number) % 200 for place in range(1900)]) for number in range(20)
+        ]
+
+        def finished() -> bool:
+            states.add(box.liveness().get("state", ""))
+            return not any(request.running for request in asked)
+
+        assert until(finished, 175), box.liveness()
+        seconds = time.monotonic() - began
+    finally:
+        podman("update", "--cpus", str(os.cpu_count()), box.name)
+    assert [request.tokens for request in asked] == [2] * 20
+    assert box.main_pid == pid
+    assert box.incidents() == before
+    assert states <= {"alive", "busy"}
+    seen = "seen as busy and left alone" if "busy" in states else "answered the timer all the time, left alone"
+    row.took(seconds, f"{seen}; 20 of 20 prompts of 1900 tokens answered")
+
+
+@row_of("stopped-by-hand")
+def _(box: Faulty, row: Row) -> None:
+    box.sh(f"systemctl stop {UNIT}", timeout=120)
+    began, before = time.monotonic(), box.incidents()
+    assert until(lambda: box.liveness().get("state") == "stopped", 20)
+    time.sleep(15)
+    assert box.main_pid == 0
+    assert box.incidents() == before
+    row.took(time.monotonic() - began, "seen as stopped, left stopped")
+
+
+@row_of("stop-with-request")
+def _(box: Faulty, row: Row) -> None:
+    asked = box.ask(600)
+    assert until(lambda: "Decode batch" in box.journal(lines=5), 30)
+    group = box.show("ControlGroup")
+    began = time.monotonic()
+    box.sh(f"systemctl stop {UNIT}", timeout=120)
+    seconds = time.monotonic() - began
+    assert asked.join(5).tokens == 600
+    assert box.sh("pgrep -f '^sglang::'", check=False) == ""
+    assert group
+    row.took(seconds, "600 of 600 tokens arrived, then it ended; no process was left")
+
+
+@row_of("gate-latency")
+def _(box: Faulty, row: Row) -> None:
+    box.sh(f"systemctl restart {UNIT}", timeout=290)
+    invocation = box.show("InvocationID")
+    match = f"_SYSTEMD_INVOCATION_ID={invocation} + INVOCATION_ID={invocation} _PID=1"
+    lines = box.sh(f"journalctl --no-pager -o short-unix {match}").splitlines()
+    first = next(line for line in lines if re.search(r'"GET /health HTTP/1\.1" 200', line))
+    gate = next(line for line in lines if re.search(r"generated \d+ tokens in", line))
+    end = next(line for line in lines if "systemd[1]" in line and re.search(r"Started|Finished", line))
+    generation = float(re.search(r"generated \d+ tokens in ([\d.]+) s", gate)[1])
+    # /health itself answers a second after it was asked; the clock begins with its answer.
+    seconds = float(end.split()[0]) - float(first.split()[0]) - generation
+    row.took(max(0.0, seconds), f"the generation took {generation:.1f} s")
+
+
+# ------------------------------------------------------------------------------------------------ the surroundings
+
+
+@row_of("port-taken")
+def _(box: Faulty, row: Row) -> None:
+    box.sh(f"systemctl stop {UNIT}", timeout=120)
+    program = (
+        "import http.server\n"
+        "class H(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200); self.end_headers()\n"
+        "    def log_message(self, *_):\n"
+        "        pass\n"
+        "http.server.HTTPServer(('127.0.0.1', 30000), H).serve_forever()\n"
+    )
+    box.write("/tmp/impostor.py", program)
+    box.sh("systemd-run --unit impostor /usr/bin/python3 /tmp/impostor.py")
+    try:
+        assert until(lambda: box.sh(f"curl -s -o /dev/null -w '%{{http_code}}' {URL}/health") == "200", 20)
+        began = time.monotonic()
+        status = box.sh(f"systemctl start {UNIT} >/dev/null 2>&1; echo $?", timeout=120)
+        seconds = time.monotonic() - began
+        box.sh(f"systemctl stop {UNIT}", timeout=120)
+        assert status != "0"
+        said = box.journal(lines=80)
+        assert "port 30000 is held by pid" in said, said
+        assert "impostor.py" in said
+        assert box.sh("systemctl is-active impostor") == "active"
+    finally:
+        box.sh("systemctl stop impostor", check=False)
+    row.took(seconds, "the start failed and named the process, which went on")
+
+
+@row_of("restart-loop")
+def _(box: Faulty, row: Row) -> None:
+    before = box.incidents()
+    box.sh(f"systemctl stop {UNIT}; systemctl reset-failed {UNIT}", check=False, timeout=120)
+    box.sh(f"mkdir -p {DROPIN}")
+    command = box.sh(f"sed -n 's/^ExecStart=//p' {UNIT_FILE}")
+    box.write(f"{DROPIN}/broken.conf", f"[Service]\nExecStart=\nExecStart={command} --no-such-flag\n")
+    box.sh("systemctl daemon-reload")
+    began = time.monotonic()
+    box.sh(f"systemctl start --no-block {UNIT}")
+    box.wait_for(lambda: any("-failed-" in name for name in box.incidents() - before), 200, "an incident")
+    seconds = time.monotonic() - began
+    (incident,) = {name for name in box.incidents() - before if "-failed-" in name}
+    assert until(lambda: "How to read" in box.summary(incident), 40)
+    summary = box.summary(incident)
+    assert "The engine refused its command line" in summary, summary
+    assert "systemd gave up" in summary
+    assert box.show("ActiveState") == "failed"
+    row.took(seconds, "given up after three starts; the incident says `The engine refused its command line`")
+
+
+# ------------------------------------------------------------------------------------------------ by hand
+
+
+@row_of("unit-edited")
+def _(box: Faulty, row: Row) -> None:
+    pid = box.main_pid
+    box.sh(f"sed -i 's/^TimeoutStopSec=.*/TimeoutStopSec=7/' {UNIT_FILE} && systemctl daemon-reload")
+    assert box.file_sum() != box.base_sum
+    run = box.replay()
+    assert box.file_sum() == box.base_sum
+    assert box.main_pid == pid
+    assert box.show("TimeoutStopUSec") == "40s"
+    row.took(run.seconds, "put right, nothing restarted")
+
+
+# ------------------------------------------------------------------------------------------------ deployments that cannot work
+
+
+def refused(box: Faulty, row: Row, words: str, **extra: Any) -> None:
+    """The play ends before anything is changed, and the server goes on."""
+    pid, files = box.main_pid, box.file_sum()
+    run = box.play("site.yml", **extra)
+    assert run.rc != 0, run.report
+    assert words in run.failure, run.report
+    assert run.changed == []
+    assert (box.main_pid, box.file_sum()) == (pid, files)
+    assert box.chat() == ANSWER
+    row.took(run.seconds, "refused with its reason, nothing changed, the same process serves")
+
+
+@row_of("bad-flag")
+def _(box: Faulty, row: Row) -> None:
+    refused(box, row, "--no-such-flag", deployment_extra_args={"--no-such-flag": 1})
+
+
+@row_of("missing-draft")
+def _(box: Faulty, row: Row) -> None:
+    refused(
+        box, row, "/data/no-draft", deployment_profile="eagle3-topk1-v2", deployment_draft_model_path="/data/no-draft"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ switching
+
+
+@row_of("rollback")
+def _(box: Faulty, row: Row) -> None:
+    killer = Killer(box)
+    stamps: dict[str, float] = {}
+
+    def handler(event: dict[str, Any]) -> None:
+        killer(event)
+        task = event["event_data"].get("task")
+        if event["event"] == "runner_on_ok" and killer.failed and task:
+            stamps.setdefault(task, time.monotonic())
+
+    run = box.play("site.yml", handler=handler, **SWITCHED)
+    killer.join()
+    assert run.rc != 0, run.report
+    assert "status=9/KILL" in run.failure
+    assert "serves again with the last good one" in run.failure, run.failure
+    assert box.chat() == ANSWER
+    assert (box.file_sum(), box.last_good()) == (box.base_sum, box.base_good)
+    back = stamps["Put the files of the last good deployment back"]
+    switched = back - killer.failed[0]
+    assert switched < 2, f"{switched:.1f} s from the failed gate to the unit that was put back: {stamps}"
+    row.took(killer.failed[0] - killer.killed[0], f"put back {switched:.1f} s after the failed gate, serves")
+
+
+@row_of("rollback-target-broken")
+def _(box: Faulty, row: Row) -> None:
+    killer = Killer(box, every=True)
+    run = box.play("site.yml", handler=killer, **SWITCHED)
+    killer.join()
+    assert run.rc != 0
+    assert len(killer.killed) == 2
+    assert "failed as well" in run.failure, run.failure
+    assert box.show("ActiveState") in ("inactive", "failed")
+    assert box.last_good() == box.base_good
+    box.replay()
+    assert box.chat() == ANSWER
+    row.took(run.seconds, "both facts said, stopped; the next play repaired it")
+
+
+# ------------------------------------------------------------------------------------------------ GPUs
+
+
+# The real engine runs on the CPU and holds no device file; sandbox/standins/gpu-user is the process that uses a GPU.
+GPU_USER = "/usr/local/bin/gpu-user"
+
+
+def somebody(box: Faulty, name: str, *words: str) -> None:
+    """A unit of somebody else's that uses a GPU."""
+    box.sh(f"systemd-run --unit {name} {GPU_USER} {' '.join(words)}")
+    assert until(lambda: "ready" in box.journal(name, lines=5), 20)
+
+
+@row_of("gpu-monitor")
+def _(box: Faulty, row: Row) -> None:
+    somebody(box, "monitor", "--gpus", "0", "--monitor")
+    try:
+        run = box.play("site.yml", **SWITCHED)
+        assert run.rc == 0, run.report
+        assert box.sh("systemctl is-active monitor") == "active"
+    finally:
+        box.sh("systemctl stop monitor", check=False)
+    row.took(run.seconds, "the service was restarted, the monitor went on")
