@@ -179,7 +179,7 @@ def host_summary(info: Mapping[str, Any]) -> dict[str, Any]:
         "driver": driver.get("loaded"),
         "toolkits": [str(entry.get("version")) for entry in info.get("toolkits") or []],
         "os": (info.get("os") or {}).get("pretty_name"),
-        "init_system": info.get("init_system"),
+        "systemd": info.get("init_system") == "systemd",
     }
 
 
