@@ -340,3 +340,37 @@ def _(box: Faulty, row: Row) -> None:
     finally:
         box.sh("systemctl stop monitor", check=False)
     row.took(run.seconds, "the service was restarted, the monitor went on")
+
+
+@row_of("gpu-foreign")
+def _(box: Faulty, row: Row) -> None:
+    pid, files = box.main_pid, box.file_sum()
+    somebody(box, "training", "--gpus", "3")
+    try:
+        run = box.play("site.yml", **SWITCHED)
+        holder = box.show("MainPID", "training")
+        assert run.rc != 0, run.report
+        assert f"pid {holder}" in run.failure, run.failure
+        assert "training.service" in run.failure
+        assert box.sh("systemctl is-active training") == "active"
+    finally:
+        box.sh("systemctl stop training", check=False)
+    assert (box.main_pid, box.file_sum()) == (pid, files)
+    assert box.chat() == ANSWER
+    row.took(run.seconds, "refused by pid and unit, nothing stopped")
+
+
+@row_of("gpu-orphan")
+def _(box: Faulty, row: Row) -> None:
+    python = box.command_line.split()[0]
+    box.sh(f"systemctl stop {UNIT}", timeout=120)
+    worker = f"{python} {GPU_USER} --gpus 4 --ignore-term --title sglang::scheduler_TP4"
+    orphan = box.sh(f"setsid {worker} </dev/null >/root/orphan.log 2>&1 & p=$!; sleep 2; echo $p")
+    try:
+        run = box.play("site.yml")
+        assert run.rc == 0, run.report
+        assert box.sh(f"test -e /proc/{orphan} && echo there", check=False) == ""
+    finally:
+        box.sh(f"kill -KILL {orphan}", check=False)
+    assert box.chat() == ANSWER
+    row.took(run.seconds, "the worker was ended (SIGTERM, then SIGKILL), the service serves")
