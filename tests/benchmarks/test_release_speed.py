@@ -42,7 +42,7 @@ def _build(root: Path, spec: dict[str, Any], installer: str) -> tuple[float, dic
     began = time.monotonic()
     manifest = builder.ensure()
     seconds = time.monotonic() - began
-    assert [path.name for path in builder.releases.glob("*")] == [builder.id], "no other release beside it"
+    assert [path.name for path in builder.releases.glob("[0-9a-f]*")] == [builder.id], "no other release beside it"
     shutil.rmtree(builder.path)
     return seconds, parts, manifest
 
