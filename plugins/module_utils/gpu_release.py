@@ -28,6 +28,8 @@ OWN, NAMED, MONITOR, FOREIGN = "own", "named", "monitor", "foreign"
 PLAN_VARIABLE = b"GPUSERVE_PLAN="
 #: Once the main process is gone its children have so long to follow; measured were 0.8 s.
 FOLLOW_GRACE = 5.0
+#: What was left behind has no server any more whose requests could finish: it gets SIGKILL so soon after SIGTERM.
+LEFTOVER_GRACE = 5.0
 POLL = 0.5
 #: The files that CUDA maps. A fabric manager maps those of its switches, which hold nobody's memory.
 _MEMORY = re.compile(r"/dev/nvidia(\d+|ctl|-uvm)")
@@ -579,12 +581,17 @@ class Release:
 
     def _end(self, targets: list[Target]) -> None:
         leaders = [target for target in targets if target.holder.leader]
+        leftovers = [target for target in targets if target.holder.kind == OWN]
         for target in leaders:
             target.send(signal.SIGTERM)
-        last_seen = self.clock()
+        began = last_seen = self.clock()
 
         def over() -> bool:
             nonlocal last_seen
+            if self.clock() - began >= LEFTOVER_GRACE:
+                for target in leftovers:
+                    if signal.SIGKILL.name not in target.signals:
+                        target.send(signal.SIGKILL)
             if any(target.alive for target in leaders):
                 last_seen = self.clock()
                 return False

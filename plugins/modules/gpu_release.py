@@ -59,7 +59,9 @@ options:
     choices: [refuse, leave]
     default: refuse
   term_timeout:
-    description: Seconds after SIGTERM; running requests finish in this time.
+    description:
+      - Seconds after SIGTERM in which the running requests of O(servers) finish. What was left behind has none, and waits 5
+        seconds at most.
     type: float
     default: 120
   kill_timeout:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -375,6 +376,27 @@ def test_a_worker_gets_no_sigterm_and_is_killed_when_its_server_is_gone(
     done.run()
     assert (main.wait(), child.wait()) == (-signal.SIGTERM, -signal.SIGKILL)
     assert [entry["signals"] for entry in done.released] == [["SIGTERM"], ["SIGKILL"]]
+
+
+def test_what_was_left_behind_is_not_drained_while_a_server_is(started: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_release, "LEFTOVER_GRACE", 0.5)
+    server, orphan = started(STAY), started(STAY)
+    named = Holder(as_process(server), "named", "test", True)
+    done = release(Decision((own(orphan), named)), replace(QUICK, term_timeout=60))
+    ended: list[float] = []
+
+    def finish() -> None:
+        # The server's last request ends when the orphan is long gone.
+        assert orphan.wait(30) == -signal.SIGKILL
+        ended.append(time.monotonic())
+        server.kill()
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    done.run()
+    thread.join()
+    assert ended
+    assert [entry["signals"] for entry in done.released] == [["SIGTERM", "SIGKILL"], ["SIGTERM"]]
 
 
 @pytest.mark.parametrize("handle", [True, False])
