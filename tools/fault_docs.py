@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # Copyright: The gpuserve.sglang authors
 # SPDX-License-Identifier: Apache-2.0
 """Make docs/faults.md from the table of faults and from what was seen when they were done.

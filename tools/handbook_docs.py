@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # Copyright: The gpuserve.sglang authors
 # Apache License 2.0 (see https://www.apache.org/licenses/LICENSE-2.0)
 """Render docs/handbook-example.md: the handbook of the documented box, from stored facts and the role's own template.

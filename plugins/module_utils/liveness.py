@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
@@ -99,7 +100,7 @@ def options_from(settings: Mapping[str, Any]) -> Options:
         if getattr(options, name) < 1:
             raise LivenessError(f"liveness.{name} is {getattr(options, name)}, expected 1 or more. Correct it.")
     for name in ("restarts_per_hour", "busy_limit"):
-        if not getattr(options, name) >= 0:
+        if math.isnan(getattr(options, name)) or getattr(options, name) < 0:
             raise LivenessError(f"liveness.{name} is {getattr(options, name)}, expected 0 or more. Correct it.")
     if not options.probe_timeout > 0:
         raise LivenessError(f"liveness.probe_timeout is {options.probe_timeout}, expected more than 0. Correct it.")

@@ -159,7 +159,7 @@ def test_a_child_that_keeps_the_pipe_open_does_not_hold_the_collector():
 
 def test_one_surprise_does_not_cost_the_rest(place, monkeypatch):
     monkeypatch.setattr(inc.Collector, "_gpus", lambda self: 1 / 0)
-    monkeypatch.setattr(inc.Collector, "_unit", lambda self: [][0])
+    monkeypatch.setattr(inc.Collector, "_unit", lambda self: [].pop())
     folder = collector(place).collect("failed", now=NOW)
     assert "kernel.txt" in texts(folder)
     assert "ZeroDivisionError" in texts(folder)["summary.md"]
