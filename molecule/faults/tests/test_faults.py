@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import ANSWER, STATE, TABLE, UNIT, UNIT_FILE, URL, Faulty, Killer, Row, podman, until
+from conftest import ANSWER, ROOT, STATE, TABLE, UNIT, UNIT_FILE, URL, Asked, Faulty, Killer, Row, podman, until
 
 SWITCHED = {"deployment_overrides": {"max_running_requests": 5}}
 ROWS: dict[str, Callable[[Faulty, Row], None]] = {}
@@ -317,11 +320,85 @@ def _(box: Faulty, row: Row) -> None:
     row.took(run.seconds, "both facts said, stopped; the next play repaired it")
 
 
+def killed_play(box: Faulty, row: Row, pattern: str, delay: float) -> None:
+    """A play in a process group of its own, killed when its output shows a task; then another one."""
+    variables = json.dumps(SWITCHED)
+    command = ["ansible-playbook", "-i", str(box.inventory), "site.yml", "-e", variables]
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_NOCOLOR": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    play = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    shown: list[str] = []
+    try:
+        for line in play.stdout:
+            shown.append(line)
+            if re.search(pattern, line):
+                time.sleep(delay)
+                break
+        else:
+            raise AssertionError(f"no task {pattern!r} in\n{''.join(shown)[-4000:]}")
+    finally:
+        os.killpg(play.pid, signal.SIGKILL)
+        play.wait()
+    time.sleep(1)
+    good = box.last_good()
+    assert good == box.base_good
+    run = box.play("site.yml", **SWITCHED)
+    assert run.rc == 0, run.report
+    assert box.chat() == ANSWER
+    assert "--max-running-requests 5" in box.command_line
+    assert box.last_good() != good
+    again = box.play("site.yml", **SWITCHED)
+    assert again.changed == []
+    row.took(run.seconds, "the next play brought the new deployment; the one after it changed nothing")
+
+
+@row_of("play-killed-unit-written")
+def _(box: Faulty, row: Row) -> None:
+    killed_play(box, row, r"TASK \[.*Let systemd read the unit", 0)
+
+
 # ------------------------------------------------------------------------------------------------ GPUs
 
 
 # The real engine runs on the CPU and holds no device file; sandbox/standins/gpu-user is the process that uses a GPU.
 GPU_USER = "/usr/local/bin/gpu-user"
+BY_HAND = """
+import json, os, sys
+words = lambda name: [w for w in open(f"/proc/{sys.argv[1]}/{name}").read().split("\\0") if w]
+strange = ("GPUSERVE_PLAN", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_", "NOTIFY_SOCKET")
+json.dump(
+    {
+        "argv": words("cmdline"),
+        "env": dict(w.split("=", 1) for w in words("environ") if "=" in w and not w.startswith(strange)),
+    },
+    open("/root/by-hand.json", "w"),
+)
+"""
+START_BY_HAND = """
+import json, os
+given = json.load(open("/root/by-hand.json"))
+if os.fork():
+    os._exit(0)
+os.setsid()
+out = os.open("/root/by-hand.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+for number in (1, 2):
+    os.dup2(out, number)
+os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+os.chdir("/root")
+os.execve(given["argv"][0], given["argv"], given["env"])
+"""
 
 
 def somebody(box: Faulty, name: str, *words: str) -> None:
@@ -374,3 +451,27 @@ def _(box: Faulty, row: Row) -> None:
         box.sh(f"kill -KILL {orphan}", check=False)
     assert box.chat() == ANSWER
     row.took(run.seconds, "the worker was ended (SIGTERM, then SIGKILL), the service serves")
+
+
+@row_of("nohup-server")
+def _(box: Faulty, row: Row) -> None:
+    box.write("/root/keep.py", BY_HAND)
+    box.write("/root/start.py", START_BY_HAND)
+    box.sh(f"python3 /root/keep.py {box.main_pid}")
+    box.sh(f"systemctl stop {UNIT}; python3 /root/start.py", timeout=120)
+    healthy = f"curl -s -o /dev/null -w '%{{http_code}}' {URL}/health"
+    assert until(lambda: box.sh(healthy, check=False) == "200", 150), box.sh("tail -n 30 /root/by-hand.log")
+    asked: list[Asked] = []
+
+    def handler(event: dict[str, Any]) -> None:
+        began = event["event"] == "playbook_on_task_start"
+        if began and not asked and event["event_data"]["task"].startswith("See who holds the GPUs"):
+            asked.append(box.ask(1500, limit=170))
+
+    run = box.play(
+        "site.yml", handler=handler, sglang_service_take_over=[{"match": "sglang.launch_server.*--port 30000"}]
+    )
+    assert run.rc == 0, run.report
+    assert asked[0].join(60).tokens == 1500
+    box.wait_served()
+    row.took(run.seconds, "drained (1500 of 1500 tokens arrived), taken over, the service serves")
