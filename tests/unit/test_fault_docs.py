@@ -50,7 +50,7 @@ def test_the_table_covers_the_limits_of_the_gate_and_the_rollback():
     within = {entry["id"]: entry["within"] for entry in docs.read_table()}
     assert within["rollback"] == 5
     assert within["gate-latency"] == 2
-    assert len(within) > 12
+    assert len(within) > 25
 
 
 def test_the_page_in_the_repository_is_the_generated_one():

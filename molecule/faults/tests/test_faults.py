@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import ANSWER, ROOT, STATE, TABLE, UNIT, UNIT_FILE, URL, Asked, Faulty, Killer, Row, podman, until
+from conftest import ANSWER, ROOT, STATE, TABLE, TIMER, UNIT, UNIT_FILE, URL, Asked, Faulty, Killer, Row, podman, until
 
 SWITCHED = {"deployment_overrides": {"max_running_requests": 5}}
 ROWS: dict[str, Callable[[Faulty, Row], None]] = {}
@@ -88,6 +88,16 @@ def _(box: Faulty, row: Row) -> None:
     pid, before = box.main_pid, box.incidents()
     box.signal(pid, "STOP")
     found_by_the_timer(box, row, pid, before, f"pid {pid} (")
+
+
+@row_of("hung-request")
+def _(box: Faulty, row: Row) -> None:
+    pid, before = box.main_pid, box.incidents()
+    asked = box.ask(1900)
+    assert until(lambda: "Decode batch" in box.journal(lines=5), 30)
+    box.signal(box.scheduler, "STOP")
+    found_by_the_timer(box, row, pid, before, "is stopped")
+    assert asked.join(5).code == "000"
 
 
 # ------------------------------------------------------------------------------------------------ nothing is wrong
@@ -236,6 +246,49 @@ def _(box: Faulty, row: Row) -> None:
     row.took(seconds, "given up after three starts; the incident says `The engine refused its command line`")
 
 
+@row_of("memory-limit")
+def _(box: Faulty, row: Row) -> None:
+    pid, parts = box.main_pid, set(box.sh("pgrep -f '^sglang::|sglang.launch_server'").split())
+    stat = box.sh("cat /sys/fs/cgroup/memory/memory.stat /sys/fs/cgroup/memory.stat 2>/dev/null", check=False)
+    used = re.search(r"^(?:total_rss|anon) (\d+)$", stat, re.MULTILINE)
+    if used is None:
+        pytest.skip("the control groups of this machine do not count memory")
+    limit = str(int(used[1]) + (256 << 20))
+    hog = "x = bytearray(700 << 20); import time; time.sleep(600)"
+    podman("update", "--memory", limit, "--memory-swap", limit, box.name)
+    try:
+        box.sh(f"systemd-run --unit hog /usr/bin/python3 -c '{hog}'")
+        lost = until(lambda: parts - set(box.sh("pgrep -f '^sglang::|sglang.launch_server'", check=False).split()), 30)
+        began = time.monotonic()
+    finally:
+        box.sh("systemctl stop hog", check=False)
+        podman("update", "--memory", "1t", "--memory-swap", "1t", box.name)
+    assert lost, "the kernel killed nothing of the engine"
+    box.wait_for(lambda: box.main_pid not in (0, pid), 150, "a new process")
+    seconds = time.monotonic() - began
+    assert box.sh("systemctl is-active dbus systemd-journald").split() == ["active", "active"]
+    box.wait_served()
+    row.took(seconds, "a part of the engine was killed, the server was started again")
+
+
+@row_of("reboot-while-loading")
+def _(box: Faulty, row: Row) -> None:
+    box.begin_load()
+    began = time.monotonic()
+    box.restart()
+    box.wait_served(175)
+    row.took(time.monotonic() - began, "serves again by itself")
+
+
+@row_of("reboot-while-serving")
+def _(box: Faulty, row: Row) -> None:
+    began = time.monotonic()
+    box.restart()
+    box.wait_served(175)
+    assert box.sh(f"systemctl is-active {TIMER}") == "active"
+    row.took(time.monotonic() - began, "serves again by itself, and is watched again")
+
+
 # ------------------------------------------------------------------------------------------------ by hand
 
 
@@ -249,6 +302,23 @@ def _(box: Faulty, row: Row) -> None:
     assert box.main_pid == pid
     assert box.show("TimeoutStopUSec") == "40s"
     row.took(run.seconds, "put right, nothing restarted")
+
+
+@row_of("sitecustomize-broken")
+def _(box: Faulty, row: Row) -> None:
+    file = box.sh("ls /usr/lib/python3*/sitecustomize.py | head -1")
+    old = box.sh(f"cat {file}")
+    box.sh(f"printf 'this is ( not python\\n' >{file}")
+    try:
+        box.sh(f"systemctl restart {UNIT}", timeout=290)
+        assert box.chat() == ANSWER
+        environment = box.sh(f"tr '\\0' '\\n' </proc/{box.main_pid}/environ")
+        assert "NCCL_PROTO=" in environment
+        run = box.play("site.yml")
+    finally:
+        box.write(file, old + "\n")
+    said = "repaired" if run.rc == 0 else run.failure[:160]
+    row.took(run.seconds, f"the service started with its NCCL values; the play: {said}")
 
 
 # ------------------------------------------------------------------------------------------------ deployments that cannot work
@@ -276,6 +346,28 @@ def _(box: Faulty, row: Row) -> None:
     refused(
         box, row, "/data/no-draft", deployment_profile="eagle3-topk1-v2", deployment_draft_model_path="/data/no-draft"
     )
+
+
+@row_of("broken-weights")
+def _(box: Faulty, row: Row) -> None:
+    box.sh(
+        "rm -rf /srv/bad && cp -r /data/tiny /srv/bad && for f in /srv/bad/*.safetensors; do "
+        "head -c 4096 /dev/urandom | dd of=$f conv=notrunc status=none; done"
+    )
+    try:
+        run = box.play("site.yml", deployment_model_path="/srv/bad")
+    finally:
+        box.sh("rm -rf /srv/bad")
+    assert run.rc != 0, run.report
+    box.wait_served()
+    assert box.file_sum() == box.base_sum
+    assert box.last_good() == box.base_good
+    how = (
+        "after the engine had failed on it, and was taken back"
+        if "serves again" in run.failure
+        else "by the play, before the engine saw it"
+    )
+    row.took(run.seconds, f"refused {how}; the last good deployment serves")
 
 
 # ------------------------------------------------------------------------------------------------ switching
@@ -318,6 +410,27 @@ def _(box: Faulty, row: Row) -> None:
     box.replay()
     assert box.chat() == ANSWER
     row.took(run.seconds, "both facts said, stopped; the next play repaired it")
+
+
+@row_of("disk-full")
+def _(box: Faulty, row: Row) -> None:
+    folder = f"{STATE}/deployments"
+    box.sh(
+        f"cp -a {folder} /srv/deployments && mount -t tmpfs -o size=1m,mode=755 none {folder} "
+        f"&& cp -a /srv/deployments/. {folder}/ && (dd if=/dev/zero of={folder}/.filler bs=4k status=none; true)"
+    )
+    try:
+        run = box.play("site.yml", **SWITCHED)
+        assert run.rc != 0, run.report
+        assert "No space left" in run.report, run.report
+        box.wait_served()
+        box.sh(f"rm {folder}/.filler")
+        box.replay()
+        assert box.last_good() == box.base_good
+    finally:
+        box.sh(f"cp -a {folder}/. /srv/deployments/; umount {folder}; rm -rf {folder}; cp -a /srv/deployments {folder}; "
+               "rm -rf /srv/deployments", check=False)  # fmt: skip
+    row.took(run.seconds, "failed with `No space left`, a server served; the next play repaired the record")
 
 
 def killed_play(box: Faulty, row: Row, pattern: str, delay: float) -> None:
@@ -367,6 +480,46 @@ def killed_play(box: Faulty, row: Row, pattern: str, delay: float) -> None:
 @row_of("play-killed-unit-written")
 def _(box: Faulty, row: Row) -> None:
     killed_play(box, row, r"TASK \[.*Let systemd read the unit", 0)
+
+
+@row_of("play-killed-started")
+def _(box: Faulty, row: Row) -> None:
+    killed_play(box, row, r"TASK \[.*(Start the service|Wait until it serves)\]", 0)
+
+
+@row_of("play-killed-waiting")
+def _(box: Faulty, row: Row) -> None:
+    killed_play(box, row, r"TASK \[.*Wait until it serves", 8)
+
+
+@row_of("two-plays")
+def _(box: Faulty, row: Row) -> None:
+    second: list[tuple[float, int, str]] = []
+
+    def handler(event: dict[str, Any]) -> None:
+        # The first one is in the middle of its work, and waits here for the second.
+        if (
+            event["event"] == "playbook_on_task_start"
+            and event["event_data"]["task"] == "Write the unit"
+            and not second
+        ):
+            second.append((0.0, 0, ""))
+            began = time.monotonic()
+            done = subprocess.run(
+                ["ansible-playbook", "-i", str(box.inventory), "site.yml", "-e", json.dumps({"deployment_overrides": {"max_running_requests": 6}})],
+                cwd=ROOT, capture_output=True, text=True, timeout=280,
+                env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
+            )  # fmt: skip
+            second[0] = (time.monotonic() - began, done.returncode, done.stdout)
+
+    run = box.play("site.yml", handler=handler, **SWITCHED)
+    assert run.rc == 0, run.report
+    ((seconds, code, said),) = second
+    assert code != 0, said[-3000:]
+    assert "since" in said, said[-3000:]
+    assert "--max-running-requests 5" in box.command_line
+    assert box.chat() == ANSWER
+    row.took(seconds, "the second refused and named the first, which finished")
 
 
 # ------------------------------------------------------------------------------------------------ GPUs
