@@ -209,7 +209,9 @@ class Ansible:
         """The module's result, whether it failed or not."""
         self._calls += 1
         tree = self.work / f"call-{self._calls}"
-        words = [*ADHOC, *self._where(), hosts, "-m", f"gpuserve.sglang.{name}", "-a", json.dumps(options)]
+        words = [*ADHOC, *self._where(), hosts, "-m", f"gpuserve.sglang.{name}"]
+        # Ansible takes an empty dictionary for words.
+        words += ["-a", json.dumps(options)] if options else []
         words += ["--tree", str(tree), *(["--check"] if check else [])]
         done = subprocess.run(
             words, env=self.environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PLAY_TIMEOUT
@@ -888,7 +890,10 @@ def production(given: argparse.Namespace, work: Path) -> dict[str, Any]:
         if step.outcome == FAILED and name in ("preflight", "site"):
             broken = f"the step {name} failed"
     supervisor = "systemd, through the unit of the role sglang_service"
-    return make_report("production", "cuda", supervisor, host_summary(info), engine_versions(ansible, hosts), steps)
+    versions = engine_versions(ansible, hosts)
+    # Whatever an nvidia-smi says: an engine that computes on the CPU proves nothing about a GPU.
+    device = "cpu" if "+cpu" in str(versions.get("torch")) or not versions else "cuda"
+    return make_report("production", device, supervisor, host_summary(info), versions, steps)
 
 
 def verdicts(file: Path) -> dict[str, Any]:

@@ -84,6 +84,24 @@ def test_a_report_names_no_machine() -> None:
     assert proof.host_summary({})["gpu_count"] == 0
 
 
+def test_a_module_without_options_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ansible takes an empty dictionary for words, and refuses it."""
+    called: list[list[str]] = []
+
+    def run(words: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        called.append(words)
+        folder = Path(words[words.index("--tree") + 1])
+        folder.mkdir()
+        (folder / "box").write_text('{"main_pid": 7}')
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr(proof.subprocess, "run", run)
+    ansible = proof.Ansible(tmp_path)
+    assert ansible.module("service_info") == {"main_pid": 7}
+    ansible.module("service_info", unit="x.service")
+    assert ["-a" in words for words in called] == [False, True]
+
+
 def test_the_recap_is_read() -> None:
     text = "x\nPLAY RECAP *****\nbox : ok=69 changed=10 unreachable=0 failed=0\ntwo : ok=1 changed=2\n"
     assert proof.Play(0, 1.0, text).counts == {"ok": 70, "changed": 12, "unreachable": 0, "failed": 0}
