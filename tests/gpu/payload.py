@@ -39,11 +39,15 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "*mscclpp*",
         "*triton_kernels/*",
     ),
-    "*": ("*/tests/*", "*/test/*", "*.pyi", "*/__pycache__/*", "*.dist-info/RECORD.jws"),
+    "flashinfer_python": ("flashinfer/data/cutlass/test/*",),
+    "sglang": ("sglang/test/*", "sglang/*/test/*"),
+    # Not */test/*: plug-ins of Ansible lie in such a folder.
+    "*": ("*/tests/*", "*.pyi", "*/__pycache__/*", "*.dist-info/RECORD.jws"),
 }
 #: Modules that are imported at start but not used by a small model: importable and empty.
 SHIMS = {
     "IPython": "",
+    "IPython.display": "def HTML(*words, **options):\n    raise RuntimeError('IPython is a shim here')\n\n\ndisplay = HTML\n",
     "soundfile": "",
     "datasets": "class Dataset:\n    pass\n\n\ndef load_dataset(*words, **options):\n    raise RuntimeError('datasets is a shim here')\n",
 }
@@ -94,9 +98,10 @@ def unpack(wheel: Path, folder: Path) -> int:
 
 def add_shims(folder: Path) -> None:
     for name, text in SHIMS.items():
-        if not (folder / name).exists():
-            (folder / name).mkdir()
-            (folder / name / "__init__.py").write_text(f'"""Not needed here: an importable stand-in."""\n{text}')
+        target = folder / name.replace(".", "/") / "__init__.py"
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(f'"""Not needed here: an importable stand-in."""\n{text}')
 
 
 def pack(folder: Path, out: Path, limit_mib: float = LIMIT_MIB) -> int:

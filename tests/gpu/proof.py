@@ -22,6 +22,7 @@ Exit status: 0 all that was not skipped holds, 1 something does not (the report 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import datetime
 import json
@@ -46,10 +47,12 @@ ROOT = Path(__file__).resolve().parents[2]
 COLLECTIONS = ROOT / "collections"
 sys.path.insert(0, str(COLLECTIONS))
 
-from ansible_collections.gpuserve.sglang.plugins.module_utils import health  # noqa: E402
+from ansible_collections.gpuserve.sglang.plugins.module_utils import health, metrics  # noqa: E402
 
 SCHEMA = 1
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+#: Reason of a step that Ctrl-C ended; the steps after it are skipped, and the report is written.
+INTERRUPTED = "interrupted"
 #: Also where ansible-core was unpacked without an installer that makes its commands.
 ADHOC = (sys.executable, "-m", "ansible", "adhoc")
 PLAYBOOK = (sys.executable, "-m", "ansible", "playbook")
@@ -123,6 +126,8 @@ def run_step(step: Step, work: Callable[[Step], None], missing: str = "") -> Ste
         step.reason = "; ".join(f"does not hold: {claim}" for claim in wrong)
     except Skip as reason:
         step.outcome, step.reason = SKIPPED, str(reason)
+    except KeyboardInterrupt:
+        step.outcome, step.reason = FAILED, INTERRUPTED
     except (ProofError, OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
         step.outcome, step.reason = FAILED, health.scrub(f"{type(error).__name__}: {error}")
     step.seconds = time.monotonic() - began
@@ -130,6 +135,9 @@ def run_step(step: Step, work: Callable[[Step], None], missing: str = "") -> Ste
 
 
 def commit() -> str:
+    """Of this checkout; GPUSERVE_COMMIT names that of a tree that was copied without its history."""
+    if given := os.environ.get("GPUSERVE_COMMIT"):
+        return given
     words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or "not a checkout"
@@ -405,6 +413,7 @@ CASES = {
     "baseline": ("large", "baseline", 0.85),
     "eagle3": ("small", "eagle3-topk1-v2", 0.7),
     "orphans": ("large", "eagle3-topk1-v2", 0.7),
+    "stop": ("small", "baseline", 0.85),
 }
 
 
@@ -753,6 +762,36 @@ class Small:
         self.released(step, before)
         self.finish()
 
+    def stopped(self, step: Step) -> None:
+        """What systemctl stop does: the unit's stop signal while a request runs."""
+        server = self.launch("stop" if self.device == "cuda" else "baseline", step)
+        before = server.family()
+        tokens = 3000 if self.device == "cuda" else 400
+        body = {
+            "input_ids": [1, int(self.models["small"]["first"])],
+            "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
+        }
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask, self.port, "/generate", body)
+            running = until(lambda: self.requests_running() > 0 or answer.done(), 30)
+            server.process.send_signal(signal.SIGINT)  # type: ignore[union-attr]
+            early = answer.done()
+            found = answer.result(300).get("output_ids") or []
+        step.figures["seconds_until_all_gone"] = until(lambda: server.wait(0) is not None and not left_of(before), 60)
+        step.figures["exit_status"] = server.wait(0)
+        step.claims["a request was running when the signal came"] = running is not None and not early
+        step.claims["the running request was answered in full"] = len(found) == tokens
+        step.claims["the exit status is 0, which a crash never has"] = server.wait(0) == 0
+        self.released(step, before)
+        self.finish()
+
+    def requests_running(self) -> int:
+        """As the scheduler says; the gauges of /metrics lag behind."""
+        load = metrics.parse_loads(json.dumps(ask(self.port, "/v1/loads")))
+        if load is None:
+            raise ProofError("/v1/loads of the server gives no loads, expected the requests that run")
+        return load.running
+
 
 def version_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
@@ -783,6 +822,7 @@ def small(given: argparse.Namespace, work: Path) -> dict[str, Any]:
         ("eagle3", "plan, start, gate, generation and benchmark with EAGLE-3, topk 1, overlap", box.eagle3, no_gpu),
         ("scheduler-killed", "GPU release after SIGKILL of the scheduler", box.after_dead_scheduler, no_gpu),
         ("parent-killed", "GPU release after SIGKILL of the parent", box.after_dead_parent, ""),
+        ("stop", "GPU release after the unit's stop signal, with a request running", box.stopped, ""),
     ]
     steps = []
     broken = ""
@@ -793,7 +833,9 @@ def small(given: argparse.Namespace, work: Path) -> dict[str, Any]:
             # Without these nothing can be started.
             if name in ("host", "engine", "models") and step.outcome == FAILED:
                 broken = f"the step {name} failed"
-            if step.outcome == FAILED and name in ("baseline", "eagle3", "parent-killed"):
+            if step.reason == INTERRUPTED:
+                broken = INTERRUPTED
+            if step.outcome == FAILED and name in ("baseline", "eagle3", "parent-killed", "stop"):
                 box.finish()
     finally:
         box.finish()
@@ -889,6 +931,8 @@ def production(given: argparse.Namespace, work: Path) -> dict[str, Any]:
         steps.append(step)
         if step.outcome == FAILED and name in ("preflight", "site"):
             broken = f"the step {name} failed"
+        if step.reason == INTERRUPTED:
+            broken = INTERRUPTED
     supervisor = "systemd, through the unit of the role sglang_service"
     versions = engine_versions(ansible, hosts)
     # Whatever an nvidia-smi says: an engine that computes on the CPU proves nothing about a GPU.

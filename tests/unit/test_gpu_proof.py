@@ -55,6 +55,14 @@ def test_a_step_that_breaks_fails_with_what_was_found_and_without_secrets() -> N
     assert "hunter2" not in step.reason
 
 
+def test_an_interrupted_step_fails_and_the_run_goes_on_to_its_report() -> None:
+    def work(step: proof.Step) -> None:
+        raise KeyboardInterrupt
+
+    step = proof.run_step(proof.Step("one", "title"), work)
+    assert (step.outcome, step.reason) == (proof.FAILED, proof.INTERRUPTED)
+
+
 def test_a_step_is_skipped_with_its_reason() -> None:
     def work(step: Step) -> None:
         raise Skip("one deployment only")
@@ -211,12 +219,16 @@ def test_the_payload_holds_what_is_needed_and_every_dist_info(tmp_path: Path) ->
     wheel(wheels, "sglang_kernel", {**kept, **left})
     data = {"other-1.0.data/purelib/other/a.py": b"x", "other-1.0.data/scripts/other": b"x", "other/b.py": b"x"}
     wheel(wheels, "other", data)
+    # Ansible's own plug-ins, not its tests.
+    plugin = "ansible/plugins/test/core.py"
+    wheel(wheels, "ansible_core", {plugin: b"x"})
+    wheel(wheels, "sglang", {"sglang/utils.py": b"x", "sglang/test/run_eval.py": b"x"})
     out = tmp_path / "payload.tar.xz"
     assert payload.build(wheels, out) == out.stat().st_size
     with tarfile.open(out) as archive:
         names = {member.name.removeprefix("gpu-payload/") for member in archive if member.isfile()}
-    shims = {f"{name}/__init__.py" for name in payload.SHIMS}
-    assert names == {*kept, "other/a.py", "other/b.py", *shims}
+    shims = {f"{name.replace('.', '/')}/__init__.py" for name in payload.SHIMS}
+    assert names == {*kept, "other/a.py", "other/b.py", plugin, "sglang/utils.py", *shims}
 
 
 def test_a_payload_that_is_too_large_names_what_makes_it_so(tmp_path: Path) -> None:
