@@ -27,6 +27,7 @@ import contextlib
 import datetime
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -393,9 +394,12 @@ def ask(port: int, path: str, body: Mapping[str, Any] | None = None, timeout: fl
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on. Some engines take port + 10000 as well, so it is none of the ephemeral ones."""
+    for port in random.sample(range(20000, 30000), 50):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ProofError("found no free port among 50 of 20000 to 29999, expected one")
 
 
 # -------------------------------------------------------------------------------------------------- the small profile
