@@ -8,13 +8,9 @@ import time
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure
-from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
 from ansible_collections.gpuserve.sglang.plugins.module_utils.bench_run import step
+from ansible_collections.gpuserve.sglang.plugins.plugin_utils.watch import WatchedAction, display
 
-display = Display()
-
-MODULE = "gpuserve.sglang.benchmark_run"
 WINDOW = 4.0
 PROGRESS_EVERY = 10.0
 RETRY_PAUSE = 2.0
@@ -53,32 +49,26 @@ class Progress:
         display.display(line)
 
 
-class ActionModule(ActionBase):
+class ActionModule(WatchedAction):
     """The controller's side of benchmark_run."""
 
-    _supports_check_mode = True
-    _supports_async = False
-    _requires_connection = True
+    MODULE = "gpuserve.sglang.benchmark_run"
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _watch(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Start, then ask until the end."""
-        super().run(tmp, task_vars)
-        del tmp
-        task_vars = task_vars or {}
-        arguments = {name: value for name, value in self._task.args.items() if not name.startswith("_")}
-        host = str(task_vars.get("inventory_hostname") or "this host")
+        arguments = {name: value for name, value in arguments.items() if not name.startswith("_")}
         quiet = arguments.get("quiet_seconds", 10)
-        display.display(f"benchmark on {host}: looking for {quiet} s whether somebody else is served")
-        result = self._call({**arguments, "_phase": "start"}, task_vars)
+        display.display(f"benchmark on {self._host}: looking for {quiet} s whether somebody else is served")
+        result = self._call({**arguments, "_phase": "start"})
         if result.get("state") != "running":
             return result
-        progress = Progress(host)
+        progress = Progress(self._host)
         # The prompts were needed once.
         question = {**arguments, "prompts": "-", "_phase": "poll", "_run": result["_run"], "_window": WINDOW}
         heard = time.monotonic()
         while True:
             try:
-                result = self._call(question, task_vars)
+                result = self._call(question)
             except AnsibleConnectionFailure as error:
                 result = {"unreachable": True, "msg": str(error)}
             if result.get("unreachable") or "state" not in result:
@@ -94,7 +84,3 @@ class ActionModule(ActionBase):
             told = dict(result.get("progress") or {})
             question["_known"] = step(told)
             progress.show(told)
-
-    def _call(self, arguments: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
-        result: dict[str, Any] = self._execute_module(module_name=MODULE, module_args=arguments, task_vars=task_vars)
-        return result

@@ -4,14 +4,10 @@
 
 from __future__ import annotations
 
-import contextvars
-import threading
 import time
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure
-from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
 from ansible_collections.gpuserve.sglang.plugins.module_utils.health import (
     INTERIM,
     Options,
@@ -19,53 +15,31 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.health import (
     seconds_text,
     steady,
 )
+from ansible_collections.gpuserve.sglang.plugins.plugin_utils.watch import Heartbeat, WatchedAction, display
 
-display = Display()
-
-MODULE = "gpuserve.sglang.health_gate"
 WINDOW = 5.0
 # The first line should come at once.
 FIRST_WINDOW = 1.0
-# A line at least so often: silence looks like a hang.
+# A line at least so often.
 PROGRESS_EVERY = 15.0
 RETRY_PAUSE = 2.0
 # A host that never answered is a wrong address rather than a bad moment: it does not get the whole budget.
 FIRST_CONTACT = 60.0
 
 
-class Progress:
-    """Prints a line when something changes and, from a thread, when nothing has been printed for a while."""
+class Progress(Heartbeat):
+    """Prints a line when something changes, and at least every PROGRESS_EVERY seconds."""
 
     def __init__(self, label: str, host: str, budget: float, began: float) -> None:
-        self.label, self.host, self.budget, self.began = label, host, budget, began
+        super().__init__(began, PROGRESS_EVERY)
+        self.label, self.host, self.budget = label, host, budget
         # Before the first window is over nothing is known but that we wait.
         self.doing, self.usual = "waiting for the first answer", 0.0
         self._shown = ""
-        self._last = began
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> None:
-        # One request (a generation that compiles kernels) can outlast many windows, so a thread keeps the time.
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(target=context.run, args=(self._tick,), daemon=True)
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _tick(self) -> None:
-        while not self._stop.wait(0.25):
-            with self._lock:
-                if time.monotonic() - self._last >= PROGRESS_EVERY:
-                    self._print(time.monotonic() - self.began)
-
-    def _print(self, elapsed: float) -> None:
-        self._last = time.monotonic()
-        display.display(progress_line(self.label, self.host, elapsed, self.budget, self.doing, self.usual))
+    def line(self, elapsed: float) -> str:
+        """`[sglang-kimi on kimi-1] 13/300 s, usually 13 s: loading weights 12/64`."""
+        return progress_line(self.label, self.host, elapsed, self.budget, self.doing, self.usual)
 
     def show(self, doing: str, usual: float | None = None, elapsed: float | None = None) -> None:
         """Take what is known now; print it when it differs in more than a counter."""
@@ -73,34 +47,27 @@ class Progress:
             self.doing, self.usual = doing, self.usual if usual is None else usual
             if steady(doing) != self._shown:
                 self._shown = steady(doing)
-                self._print(time.monotonic() - self.began if elapsed is None else elapsed)
+                self._print(elapsed)
 
 
-class ActionModule(ActionBase):
+class ActionModule(WatchedAction):
     """The controller's side of health_gate."""
 
-    _supports_check_mode = True
-    _supports_async = False
-    _requires_connection = True
+    MODULE = "gpuserve.sglang.health_gate"
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _watch(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Call the module until it returns a final state or the time is over."""
-        super().run(tmp, task_vars)
-        del tmp
-        task_vars = task_vars or {}
-        arguments = dict(self._task.args)
-        host = str(task_vars.get("inventory_hostname") or "this host")
         if self._task.check_mode:
-            return self._call(arguments, task_vars)
-        budget = self._budget(arguments)
+            result = self._call(arguments)
+            result.pop("_since", None)
+            return result
+        budget = self._number(arguments, "timeout", Options.timeout)
         began = time.monotonic()
-        progress = Progress(self._label(arguments), host, budget, began)
+        progress = Progress(self._label(arguments), self._host, budget, began)
         with progress:
-            return self._wait(arguments, task_vars, budget, began, progress)
+            return self._wait(arguments, budget, began, progress)
 
-    def _wait(
-        self, arguments: dict[str, Any], task_vars: dict[str, Any], budget: float, began: float, progress: Progress
-    ) -> dict[str, Any]:
+    def _wait(self, arguments: dict[str, Any], budget: float, began: float, progress: Progress) -> dict[str, Any]:
         since: dict[str, Any] = {}
         while True:
             elapsed = time.monotonic() - began
@@ -110,8 +77,7 @@ class ActionModule(ActionBase):
                         **arguments,
                         "_window": WINDOW if since else FIRST_WINDOW,
                         "_since": {**since, "elapsed": elapsed},
-                    },
-                    task_vars,
+                    }
                 )
             except AnsibleConnectionFailure as error:
                 result = {"unreachable": True, "msg": str(error)}
@@ -133,12 +99,6 @@ class ActionModule(ActionBase):
                 progress.show(str(result["doing"]), float(result["usual"]), float(result["elapsed"]))
                 return result
             progress.show(str(result["doing"]), float(result["usual"]))
-
-    def _call(self, arguments: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
-        result: dict[str, Any] = self._execute_module(module_name=MODULE, module_args=arguments, task_vars=task_vars)
-        if self._task.check_mode:
-            result.pop("_since", None)
-        return result
 
     @staticmethod
     def _was_cut_off(result: dict[str, Any]) -> bool:
@@ -165,14 +125,6 @@ class ActionModule(ActionBase):
             reset()
         except Exception as error:
             display.vvv(f"health_gate: reset of the connection failed: {error}")
-
-    @staticmethod
-    def _budget(arguments: dict[str, Any]) -> float:
-        try:
-            return float(arguments.get("timeout", Options.timeout))
-        except (TypeError, ValueError):
-            # The module refuses it with a clear message.
-            return Options.timeout
 
     @staticmethod
     def _label(arguments: dict[str, Any]) -> str:

@@ -6,13 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
 from ansible_collections.gpuserve.sglang.plugins.module_utils.page_cache import text_gb
+from ansible_collections.gpuserve.sglang.plugins.plugin_utils.watch import WatchedAction, display
 
-display = Display()
-
-MODULE = "gpuserve.sglang.page_cache"
 WINDOW = 10.0
 
 
@@ -24,26 +20,17 @@ def progress(host: str, since: dict[str, Any], seconds: float) -> str:
     return f"[page cache on {host}] {seconds:.0f} s: {done}, {text_gb(rate)}/s, {left} s left"
 
 
-class ActionModule(ActionBase):
+class ActionModule(WatchedAction):
     """The controller's side of page_cache."""
 
-    _supports_check_mode = True
-    _supports_async = False
-    _requires_connection = True
+    MODULE = "gpuserve.sglang.page_cache"
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _watch(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Call the module until it is done."""
-        super().run(tmp, task_vars)
-        del tmp
-        task_vars = task_vars or {}
-        arguments = dict(self._task.args)
-        host = str(task_vars.get("inventory_hostname") or "this host")
         while True:
-            result: dict[str, Any] = self._execute_module(
-                module_name=MODULE, module_args={**arguments, "_window": WINDOW}, task_vars=task_vars
-            )
+            result = self._call({**arguments, "_window": WINDOW})
             since = result.pop("_since", None)
             if not since:
                 return result
             arguments["_since"] = since
-            display.display(progress(host, since, float(result["seconds"])))
+            display.display(progress(self._host, since, float(result["seconds"])))

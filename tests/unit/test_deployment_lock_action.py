@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from ansible_collections.gpuserve.sglang.plugins.action import deployment_lock as action
 from ansible_collections.gpuserve.sglang.plugins.module_utils.lock import KEYS, holder
+from ansible_collections.gpuserve.sglang.plugins.plugin_utils import watch
 
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch):
     lines: list[str] = []
     monkeypatch.setattr(action.display, "display", lines.append)
-    monkeypatch.setattr(action.ActionBase, "run", lambda *_args, **_kwargs: {})
+    monkeypatch.setattr(watch.ActionBase, "run", lambda *_args, **_kwargs: {})
 
     def run(answers: list[dict[str, Any]], check_mode: bool = False, **arguments: Any) -> tuple[dict[str, Any], list]:
         calls: list[dict[str, Any]] = []

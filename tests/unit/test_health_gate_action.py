@@ -7,6 +7,7 @@ import pytest
 from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.gpuserve.sglang.plugins.action import health_gate as action
 from ansible_collections.gpuserve.sglang.plugins.module_utils.health import doing_text
+from ansible_collections.gpuserve.sglang.plugins.plugin_utils import watch
 
 
 def seen(state, phase="", status="", **more):
@@ -52,7 +53,7 @@ def play(monkeypatch):
         plugin._task = SimpleNamespace(args=arguments, check_mode=check_mode, async_val=0, action="health_gate")
         plugin._connection = SimpleNamespace(reset=reset)
         plugin._execute_module = module
-        monkeypatch.setattr(action.ActionBase, "run", lambda *_args, **_kwargs: {})
+        monkeypatch.setattr(watch.ActionBase, "run", lambda *_args, **_kwargs: {})
         return plugin.run(task_vars={"inventory_hostname": "box"})
 
     run.lines, run.resets = lines, resets
