@@ -92,6 +92,13 @@ attributes:
   diff_mode:
     description: There are no files to compare.
     support: none
+  action:
+    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on the controller.
+    details: While processes end, the action plugin says every 15 seconds that it still works, and how long it may take.
+    support: full
+  async:
+    description: Supports being used with the C(async) keyword.
+    support: none
 """
 
 EXAMPLES = r"""
