@@ -179,7 +179,7 @@ _value:
       description: Folders that the service writes to, C(state) and C(cache); the cache is the release's own.
       type: dict
     hardening:
-      description: Sandboxing directives of the unit, each with C(directive), C(value) and C(reason).
+      description: Sandboxing directives of the unit, each with C(directive), C(value), C(reason) and C(source).
       type: list
       elements: dict
     hardening_off:

@@ -89,10 +89,12 @@ class Look:
 
     def unit_seen(self, path: str) -> units.UnitSeen:
         """The unit in its three forms."""
-        shown = self.shown(self.expected.unit, units.PROPERTIES)
+        shown = self.shown(self.expected.unit, units.properties(self.record["unit"]))
         paths = units.loaded_dropins(shown.get("DropInPaths", ""), self.expected.unit, self.root)
         texts = {name: _text(self.at(name)) or "" for name in paths}
-        return units.UnitSeen(self.expected.unit, path, self.record["unit"], _text(self.at(path)), texts, shown)
+        hardening = self.record["plan"].get("hardening") or []
+        own = [entry["directive"] for entry in hardening if entry.get("source", "collection") != "collection"]
+        return units.UnitSeen(self.expected.unit, path, self.record["unit"], _text(self.at(path)), texts, shown, own)
 
     def ask(self, method: str, path: str, body: Any, timeout: float) -> health.HttpAnswer:
         """One request to the server."""

@@ -873,7 +873,8 @@ def _assemble(
         "patches": sorted(patches),
         "paths": {"state": values["state_dir"], "cache": values["cache_dir"]},
         "hardening": [
-            {"directive": name, "value": setting.value, "reason": setting.reason} for name, setting in hardening.items()
+            {"directive": name, "value": setting.value, "reason": setting.reason, "source": setting.source}
+            for name, setting in hardening.items()
         ],
         "hardening_off": [
             {"directive": name, "reason": reason}

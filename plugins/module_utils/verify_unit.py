@@ -2,45 +2,39 @@
 # Apache License 2.0 (see https://www.apache.org/licenses/LICENSE-2.0)
 """The unit as it was written, as it lies on disk, and as systemd has loaded it.
 
-What systemd shows is its own rendering (`30s`, a command without quotes), so the written text is not compared with that.
-The text on disk is compared with the recorded one, and every drop-in is read; what both leave open (a property that was
-set at run time, a unit that was not read again) shows in the properties that can be compared.
+The text on disk is compared with the recorded one, and every drop-in is read. What both leave open (a property that was set at
+run time, a unit that was not read again) shows in the properties that systemd has loaded: what the recorded unit says is the
+expectation of each, so that a directive which the unit gains is compared without a word here. systemd shows its own rendering
+(`30s` for 30, 2 for SIGINT, bytes for 2G); both sides are brought to one form.
 """
 
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .health import scrub
-from .service import without_secrets
+from .service import setting_changes, without_secrets
 from .verify import Check, failed, listed, passed
 
-#: Properties that systemctl is asked for.
-PROPERTIES = (
-    "LoadState,ActiveState,SubState,MainPID,NRestarts,InvocationID,FragmentPath,DropInPaths,NeedDaemonReload,"
-    "UnitFileState,ExecStart,Restart,RestartUSec,TimeoutStartUSec,TimeoutStopUSec,KillMode,User,Group,"
-    "WorkingDirectory,MemoryMax,LimitMEMLOCK,StartLimitBurst,StartLimitIntervalUSec,ExecMainStartTimestamp"
-)
-#: Directive to the property that shows it, where both can be brought to one form.
-COMPARED = {
-    "Restart": "Restart",
-    "RestartSec": "RestartUSec",
-    "TimeoutStartSec": "TimeoutStartUSec",
-    "TimeoutStopSec": "TimeoutStopUSec",
-    "KillMode": "KillMode",
-    "User": "User",
-    "Group": "Group",
-    "WorkingDirectory": "WorkingDirectory",
-    "MemoryMax": "MemoryMax",
-    "LimitMEMLOCK": "LimitMEMLOCK",
-    "StartLimitBurst": "StartLimitBurst",
-    "StartLimitIntervalSec": "StartLimitIntervalUSec",
+#: Properties that systemctl is asked for in any case.
+STATE = ("DropInPaths", "NeedDaemonReload", "UnitFileState", "ExecStart")
+#: Directives of the unit that are not compared with what systemd has loaded, each with the reason. Drop-ins that set them are
+#: found all the same, by their text.
+NOT_COMPARED = {
+    "After": "systemd adds units of its own, shows an alias by its other name, and lets no drop-in take one away",
+    "Wants": "as After",
+    "WantedBy": "what it does is the link that makes the unit start at boot: unit_enabled",
 }
+#: systemd adds paths of its own to these.
+_GROWS = ("RequiresMountsFor",)
+_YES, _NO = ("yes", "true", "on", "1", "y", "t"), ("no", "false", "off", "0", "n", "f")
 #: Directives that decide about the environment.
 ENVIRONMENT = ("Environment", "EnvironmentFile", "PassEnvironment", "UnsetEnvironment")
 _SPANS = {
@@ -105,17 +99,92 @@ def seconds(text: str) -> float | None:
     return sum(float(number) * _SPANS[name] for number, name in names)
 
 
+def property_of(directive: str) -> str:
+    """The property that shows a directive."""
+    return re.sub(r"Sec$", "USec", directive)
+
+
+def properties(recorded: str) -> str:
+    """What systemctl is asked for, so that it shows what the recorded unit says."""
+    written = [property_of(entry.name) for entry in directives(recorded, "") if entry.name not in NOT_COMPARED]
+    return ",".join(dict.fromkeys([*STATE, *written]))
+
+
+def effective(entries: Iterable[Directive]) -> dict[str, list[str]]:
+    """What a unit says in the end: the values of each directive; an empty one takes away those before it."""
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        before = [value for value in found.get(entry.name, []) if value]
+        found[entry.name] = [*before, entry.value] if entry.value else [""]
+    return {name: [value for value in values if value] or values for name, values in found.items()}
+
+
+def _tokens(text: str) -> list[str]:
+    """Words of a list, with the quotes taken away that systemctl puts around one that holds spaces."""
+    found = re.findall(r'"(?:[^"\\]|\\.)*"|\S+', text)
+    return [re.sub(r"\\(.)", r"\1", word[1:-1]) if len(word) > 1 and word[0] == '"' else word for word in found]
+
+
+def _word(word: str) -> str:
+    """One word of a list in one form: systemd simplifies paths, and shows capabilities in small letters."""
+    if re.match(r"[-+]*/", word):
+        return re.sub(r"/+", "/", word).rstrip("/") or "/"
+    return word.lower() if word.upper().startswith("CAP_") else word
+
+
+def _number(written: str, shown: str) -> int | None:
+    """What systemctl shows as a number: a size, a signal, an error, a file mode; None when the text is no such thing."""
+    size = re.fullmatch(r"(\d+)([KMGT]?)", written)
+    if re.fullmatch(r"0[0-7]+", shown) and re.fullmatch(r"[0-7]+", written):
+        return int(written, 8)
+    if size:
+        return int(size.group(1)) * _SIZES[size.group(2)]
+    if written in signal.Signals.__members__:
+        return int(signal.Signals[written])
+    return getattr(errno, written, None) if written.startswith("E") else None
+
+
 def same(directive: str, written: str, shown: str) -> bool:
     """Whether a property shows what was written; true also where that cannot be told."""
+    if "[unprintable]" in shown or re.search(r"%[A-Za-z]", written.replace("%%", "")):
+        return True
+    if directive.startswith("Exec"):
+        return " ".join(_command(written)) == _argv(shown)
+    if directive == "Environment":
+        return assignments(written) == dict(word.split("=", 1) for word in _tokens(shown) if "=" in word)
+    written = written.replace("%%", "%")
     if written == shown:
+        return True
+    if written.endswith("%"):
+        # A share of the host's memory: systemd shows bytes.
         return True
     if directive.endswith("Sec"):
         return seconds(written) == seconds(shown)
-    size = re.fullmatch(r"(\d+)([KMGT]?)", written)
-    if size and shown.isdigit():
-        return int(size.group(1)) * _SIZES[size.group(2)] == int(shown)
-    # A share of the host's memory: systemd shows bytes.
-    return written.endswith("%")
+    if shown in ("yes", "no"):
+        return written.lower() in (_YES if shown == "yes" else _NO)
+    if re.fullmatch(r"-?\d+", shown):
+        number = _number(written, shown)
+        return number is not None and number == int(shown, 8 if re.fullmatch(r"0[0-7]+", shown) else 10)
+    if any(word.lstrip("~").startswith("@") for word in written.split()):
+        # A group of system calls: systemd shows its members, which differ from version to version.
+        return written.startswith("~") == shown.startswith("~")
+    has, wants = {_word(word) for word in _tokens(shown)}, {_word(word) for word in _tokens(written)}
+    return wants <= has if directive in _GROWS else wants == has
+
+
+def _argv(shown: str) -> str:
+    """The words of a command that systemctl shows, without quotes."""
+    match = re.search(r"argv\[\]=(.*?) ; ignore_errors=", shown)
+    return match.group(1) if match else ""
+
+
+def _command(written: str) -> list[str]:
+    """The words of a command as systemd keeps them: without quotes, and without the flags before the program."""
+    try:
+        words = shlex.split(written)
+    except ValueError:
+        return []
+    return [word.replace("%%", "%") for word in [words[0].lstrip("@-:+!"), *words[1:]]] if words else []
 
 
 def loaded_dropins(shown: str, unit: str, root: Path = Path("/")) -> list[str]:
@@ -131,7 +200,10 @@ def loaded_dropins(shown: str, unit: str, root: Path = Path("/")) -> list[str]:
 
 @dataclass(frozen=True)
 class UnitSeen:
-    """The unit: recorded text, text on disk (None: no file), drop-ins by path, and what systemctl shows."""
+    """The unit: recorded text, text on disk (None: no file), drop-ins by path, and what systemctl shows.
+
+    ``own`` are directives in the operator's own words, which may be any that systemd knows: how it shows them is not known here.
+    """
 
     name: str
     path: str
@@ -139,29 +211,51 @@ class UnitSeen:
     on_disk: str | None
     dropins: Mapping[str, str]
     shown: Mapping[str, str]
+    own: Sequence[str] = ()
 
     def layers(self) -> list[Directive]:
         """Everything that is assigned, in the order in which systemd reads it."""
-        found = directives(self.on_disk or "", self.path)
-        for path, text in self.dropins.items():
-            found += directives(text, path)
-        return found
+        return [*directives(self.on_disk or "", self.path), *self.of_dropins()]
+
+    def of_dropins(self) -> list[Directive]:
+        """The assignments of the drop-ins."""
+        return [entry for path, text in self.dropins.items() for entry in directives(text, path)]
 
     def changed_by_dropins(self) -> list[Directive]:
-        """Assignments of drop-ins that say something else than the recorded unit.
-
-        An empty assignment only clears the way for the next one, unless nothing of its name follows.
-        """
-        written = directives(self.recorded, self.path)
-        have: dict[str, list[str]] = {}
-        for entry in written:
-            have.setdefault(entry.name, []).append(entry.value)
+        """Assignments of drop-ins by which the unit says something else in the end than the recorded one."""
+        written, every = directives(self.recorded, self.path), self.of_dropins()
+        before, after = effective(written), effective([*written, *every])
         found: list[Directive] = []
-        every = [entry for path, text in self.dropins.items() for entry in directives(text, path)]
-        for number, entry in enumerate(every):
-            follows = any(later.name == entry.name and later.value for later in every[number + 1 :])
-            if (entry.value and entry.value not in have.get(entry.name, [])) or (not entry.value and not follows):
-                found.append(entry)
+        for name in dict.fromkeys(entry.name for entry in every):
+            old, new = before.get(name, []), after[name]
+            if name == "Environment":
+                alike = _variables(old) == _variables(new)
+            else:
+                # A list may be given in pieces; of a single value the last one counts.
+                alike = set(old) == set(new) and old[-1:] == new[-1:]
+            if not alike:
+                mine = [entry for entry in every if entry.name == name]
+                # An empty assignment that only clears the way for another one is not worth a word.
+                new_ones = [entry for entry in mine if entry.value not in old and entry.value]
+                found += new_ones or [entry for entry in mine if not entry.value] or mine[-1:]
+        return [entry for entry in every if entry in found]
+
+    def not_loaded(self, leave: Iterable[str] = ()) -> list[tuple[str, str]]:
+        """Directives of the recorded unit that systemd does not have as written: the name, and words for people.
+
+        ``leave`` are names that somebody else explains. A property that this version of systemd does not have is not compared.
+        """
+        found = []
+        for name, values in effective(directives(self.recorded, self.path)).items():
+            shown = self.shown.get(property_of(name))
+            if shown is None or name in NOT_COMPARED or name in self.own or name in leave:
+                continue
+            if name == "Environment":
+                if not same(name, " ".join(values), shown):
+                    found.append((name, _differing(values, shown)))
+            # A list may be given in pieces; of a single value the last one counts.
+            elif not same(name, " ".join(values), shown) and not same(name, values[-1], shown):
+                found.append((name, _unlike(name, values[-1], shown)))
         return found
 
     def environment(self) -> dict[str, str]:
@@ -183,8 +277,7 @@ class UnitSeen:
 
     def start_words(self) -> str:
         """The command that a start would run now, as systemctl shows it: words without quotes."""
-        match = re.search(r"argv\[\]=(.*?) ; ignore_errors=", self.shown.get("ExecStart", ""))
-        return match.group(1) if match else ""
+        return _argv(self.shown.get("ExecStart", ""))
 
 
 def assignments(value: str) -> dict[str, str]:
@@ -194,6 +287,32 @@ def assignments(value: str) -> dict[str, str]:
     except ValueError:
         return {}
     return dict(word.replace("%%", "%").split("=", 1) for word in words if "=" in word)
+
+
+def _variables(values: Iterable[str]) -> dict[str, str]:
+    """The variables of all assignments of ``Environment=``."""
+    return {name: value for entry in values for name, value in assignments(entry).items()}
+
+
+def _differing(values: Iterable[str], shown: str) -> str:
+    """Which variables of the environment are not as written, without secrets."""
+    written = _variables(values)
+    has = dict(word.split("=", 1) for word in _tokens(shown) if "=" in word)
+    names = [name for name in dict.fromkeys([*written, *has]) if written.get(name) != has.get(name)]
+    words = [
+        f"{scrub(f'{name}={has[name]}') if name in has else f'no {name}'} is loaded, written is "
+        f"{scrub(f'{name}={written[name]}') if name in written else 'no such variable'}"
+        for name in names
+    ]
+    return f"Environment: {listed(words)}"
+
+
+def _unlike(directive: str, written: str, shown: str) -> str:
+    """What systemd has instead of what was written, without secrets."""
+    if directive.startswith("Exec"):
+        lines = setting_changes(" ".join(_command(written)).split(), {}, _argv(shown).split(), {})
+        return f"{directive}: {listed(lines) or 'another order'}"
+    return f"{property_of(directive)} is {scrub(shown)}, written is {directive}={scrub(written)}"
 
 
 def parse_shown(text: str) -> dict[str, str]:
@@ -212,32 +331,44 @@ def changed_lines(old: str, new: str) -> list[str]:
     return [scrub(line) for line in lines if not line.startswith("@@")]
 
 
+#: Check, its subject, the variable of the inventory that changes it, and whether a directive is its business.
+_GROUPS: tuple[tuple[str, str, str, Callable[[str], bool]], ...] = (
+    ("unit_command", "command that the unit starts", "deployment_overrides", lambda name: name == "ExecStart"),
+    ("unit_environment", "environment that the unit gives", "deployment_extra_env", lambda name: name in ENVIRONMENT),
+    (
+        "unit_properties",
+        "other properties of the unit",
+        "deployment_unit",
+        lambda name: name != "ExecStart" and name not in ENVIRONMENT,
+    ),
+)
+
+
 def check_unit(seen: UnitSeen, known: Sequence[str] = ()) -> list[Check]:
     """unit_file, unit_command, unit_environment, unit_properties, unit_enabled, unit_loaded. ``known`` drop-ins are expected."""
-    seen = UnitSeen(
-        seen.name,
-        seen.path,
-        seen.recorded,
-        seen.on_disk,
-        {path: text for path, text in seen.dropins.items() if path not in known},
-        seen.shown,
-    )
+    expected = {entry.name for entry in seen.of_dropins() if entry.path in known}
+    seen = replace(seen, dropins={path: text for path, text in seen.dropins.items() if path not in known})
     checks = [_check_file(seen)]
     edited = not checks[0].ok
     foreign = seen.changed_by_dropins()
-    command = [entry for entry in foreign if entry.name == "ExecStart"]
-    environment = [entry for entry in foreign if entry.name in ENVIRONMENT]
-    others = [entry for entry in foreign if entry not in command and entry not in environment]
-    for id_, subject, entries, action in (
-        ("unit_command", "command that the unit starts", command, "deployment_overrides"),
-        ("unit_environment", "environment that the unit gives", environment, "deployment_extra_env"),
-    ):
-        if entries:
-            words = [f"{entry.path} sets {_words(entry)}" for entry in entries]
-            checks.append(failed(id_, subject, listed(words), "what the unit itself says", _where(entries, action)))
+    stale = seen.shown.get("NeedDaemonReload") == "yes"
+    # An edited file, or a drop-in, is said once: by the text.
+    loaded = [] if edited else seen.not_loaded(expected | {entry.name for entry in foreign})
+    # What differs because systemd has not read the files again is said by unit_loaded.
+    unread = stale and not edited and not foreign
+    for id_, subject, variable, mine in _GROUPS:
+        entries = [entry for entry in foreign if mine(entry.name)]
+        words = [f"{entry.path} sets {_words(entry)}" for entry in entries]
+        words += [text for name, text in loaded if mine(name) and not unread]
+        if words:
+            action = (
+                _where(entries, variable)
+                if entries
+                else "`systemctl daemon-reload`, or `systemctl revert` after a set-property; then run verify again."
+            )
+            checks.append(failed(id_, subject, listed(words), "what the unit itself says", action))
         else:
             checks.append(passed(id_, subject, "what the unit itself says"))
-    checks.append(_check_properties(seen, others, edited))
     state = seen.shown.get("UnitFileState", "")
     if state == "enabled":
         checks.append(passed("unit_enabled", "start at boot", "enabled"))
@@ -251,13 +382,13 @@ def check_unit(seen: UnitSeen, known: Sequence[str] = ()) -> list[Check]:
                 f"`systemctl enable {seen.name}` (or site.yml): after a reboot nothing would serve.",
             )
         )
-    stale = seen.shown.get("NeedDaemonReload") == "yes"
-    if stale and not edited and not foreign:
+    if unread:
+        older = [text for _name, text in loaded]
         checks.append(
             failed(
                 "unit_loaded",
                 "unit as systemd has it in memory",
-                "older than the files",
+                "older than the files" + (f": {listed(older)}" if older else ""),
                 "the files",
                 "`systemctl daemon-reload`; the running server stays.",
             )
@@ -293,23 +424,3 @@ def _check_file(seen: UnitSeen) -> Check:
         "Run site.yml: it writes the text anew. What must stay belongs in the inventory (deployment_unit, "
         "deployment_overrides, deployment_extra_env).",
     )
-
-
-def _check_properties(seen: UnitSeen, foreign: Sequence[Directive], edited: bool) -> Check:
-    id_, subject = "unit_properties", "other properties of the unit"
-    found = [f"{entry.path} sets {entry.text()}" for entry in foreign]
-    explained = {entry.name for entry in foreign}
-    last = {entry.name: entry.value for entry in directives(seen.recorded, seen.path)}
-    for directive, name in COMPARED.items():
-        if edited or directive in explained or directive not in last or name not in seen.shown:
-            continue
-        if not same(directive, last[directive], seen.shown[name]):
-            found.append(f"{name} is {seen.shown[name]}, written is {directive}={last[directive]}")
-    if not found:
-        return passed(id_, subject, "as written")
-    action = (
-        _where(foreign, "deployment_unit")
-        if foreign
-        else "`systemctl daemon-reload`, or `systemctl revert` after a set-property; then run verify again."
-    )
-    return failed(id_, subject, listed(found), "as the unit file says", action)

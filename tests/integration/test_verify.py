@@ -59,6 +59,13 @@ DRIFTS: dict[str, tuple[str, str, str, list[str]]] = {
     "a limit set at run time": (
         f"systemctl set-property --runtime {UNIT} MemoryMax=3G", f"systemctl revert {UNIT}",
         "unit_properties", ["MemoryMax"]),
+    "another stop signal in a drop-in": (
+        f"mkdir -p {DROPIN} && printf '[Service]\\nKillSignal=SIGTERM\\n' >{DROPIN}/35-signal.conf && systemctl daemon-reload",
+        f"rm -r {DROPIN} && systemctl daemon-reload", "unit_properties", ["35-signal.conf sets KillSignal=SIGTERM"]),
+    "a drop-in that is gone and still loaded": (
+        f"mkdir -p {DROPIN} && printf '[Service]\\nOOMScoreAdjust=7\\nUMask=0022\\n' >{DROPIN}/36-gone.conf "
+        f"&& systemctl daemon-reload && rm -r {DROPIN}",
+        "systemctl daemon-reload", "unit_loaded", ["OOMScoreAdjust is 7", "UMask is 0022, written is UMask=0077"]),
     "a unit edited by hand": (
         f"cp -p /etc/systemd/system/{UNIT} /root/kept && sed -i 's/^RestartSec=.*/RestartSec=1/' /etc/systemd/system/{UNIT} "
         "&& systemctl daemon-reload",
