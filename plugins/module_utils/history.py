@@ -2,8 +2,8 @@
 # Apache License 2.0 (see https://www.apache.org/licenses/LICENSE-2.0)
 """The optimisation history of a server: what is on record of the documented box, then one dated entry for each deployment.
 
-Only deployments that served are entered, the same one once; what was measured later is added to the last entry. Entries are
-never changed otherwise, and what people write between them stays.
+Only deployments that served are entered, the same one once, and each time that the operator went back to an earlier one; what was
+measured later is added to the last entry. Entries are never changed otherwise, and what people write between them stays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .service import difference
 HEAD = """# History of this server
 
 How its configuration became what it is. The first part is the record of the documented box; below it stands one entry for each
-deployment on this host, added by `gpuserve.sglang`. What you write between the entries stays.
+deployment on this host and for each rollback, added by `gpuserve.sglang`. What you write between the entries stays.
 
 ## On record: the documented box
 
@@ -83,6 +83,23 @@ def changes(before: Mapping[str, Any] | None, plan: Mapping[str, Any]) -> list[s
     return lines
 
 
+def _named(plan: Mapping[str, Any]) -> str:
+    return f"`{str(plan['hash'])[:12]}` (profile `{plan['profile']}`)"
+
+
+def _plain(text: str) -> str:
+    """What people say, as one line that cannot pass for a mark of this file."""
+    return scrub(" ".join(text.split())).replace("<!--", "<! --").replace("-->", "-- >")
+
+
+def went_back(plan: Mapping[str, Any], rollback: Mapping[str, Any]) -> list[str]:
+    """From what to what the operator went back, and why."""
+    left, found = rollback.get("left") or None, [_plain(str(text)) for text in rollback.get("found") or []]
+    was = _named(left) if left else f"what ran, which was not on record as good ({'; '.join(found) or 'not known why'})"
+    reason = _plain(str(rollback.get("reason") or "")) or "not said (`sglang_service_rollback_reason`)"
+    return [f"The operator went back (`playbooks/rollback.yml`) from {was} to {_named(plan)}. Why: {reason}.", ""]
+
+
 def entry(
     plan: Mapping[str, Any],
     when: str,
@@ -91,22 +108,26 @@ def entry(
     seconds_to_ready: float | None,
     driver: str,
     measured: Mapping[str, Any] | None,
+    rollback: Mapping[str, Any] | None = None,
 ) -> str:
-    """One entry."""
+    """One entry: of a deployment, or of a rollback to one."""
     release = f", release `{mark['release']}`" if mark["release"] else ""
     ready = f" Ready after {seconds_to_ready:.1f} s." if seconds_to_ready is not None else ""
+    # A rollback does not look at the host.
+    loaded = "" if rollback is not None and not driver else f", driver {driver or 'not known'}"
     lines = [
         "",
-        f"## {when}: plan `{str(plan['hash'])[:12]}`, profile `{plan['profile']}`",
+        f"## {when}: {'back to ' if rollback is not None else ''}plan `{str(plan['hash'])[:12]}`, profile `{plan['profile']}`",
         "",
         f"<!-- deployment: {json.dumps(mark, sort_keys=True)} -->",
         "",
-        f"SGLang {plan['engine_version']}{release}, driver {driver or 'not known'}, {len(plan['patches'])} patches.{ready}",
+        *(went_back(plan, rollback) if rollback is not None else []),
+        f"SGLang {plan['engine_version']}{release}{loaded}, {len(plan['patches'])} patches.{ready}",
         "",
     ]
     diff = changes(before, plan)
     if before is None:
-        lines += ["The first deployment on record here.", ""]
+        lines += ["The first deployment on record here.", ""] if rollback is None else []
     elif diff:
         lines += [f"Against the deployment `{str(before['hash'])[:12]}`:", "", "```diff", *diff, "```", ""]
     else:
@@ -122,8 +143,21 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def updated(text: str, plan: Mapping[str, Any], state_dir: Path, when: str, driver: str = "") -> str:
-    """The history with what is missing of it. ``text`` is empty for a new one, ``when`` a date for people."""
+def updated(
+    text: str,
+    plan: Mapping[str, Any],
+    state_dir: Path,
+    when: str,
+    driver: str = "",
+    rollback: Mapping[str, Any] | None = None,
+) -> str:
+    """The history with what is missing of it. ``text`` is empty for a new one, ``when`` a date for people.
+
+    ``rollback``: the operator went back to ``plan``; ``left`` is the plan of the deployment that was left (empty when that was not on
+    record as good; ``found`` then says what was found), ``reason`` the operator's own words. A history is not begun by it.
+    """
+    if rollback is not None and not text:
+        return text
     new = text or HEAD
     records = Records(state_dir)
     try:
@@ -136,13 +170,20 @@ def updated(text: str, plan: Mapping[str, Any], state_dir: Path, when: str, driv
     match = re.search(r"/releases/([0-9a-f]+)/", plan["command"][0])
     mark = {"plan": plan["hash"], "process": plan["process_hash"], "release": match.group(1) if match else ""}
     measured = _json(state_dir / "benchmarks" / "latest.json")
+    start = _json(state_dir / "last-start.json")
     found = last_entry(new)
-    if found is None or found.get("plan") != plan["hash"]:
-        start = _json(state_dir / "last-start.json")
+    before = previous["plan"] if previous else None
+    if rollback is not None:
+        # One entry for each time: a rollback always ends with a start of its own.
+        mark["rollback"] = str(start.get("invocation_id") or start.get("when") or when)
+        before = rollback.get("left") or None
+        missing = found is None or found.get("rollback") != mark["rollback"]
+    else:
+        missing = found is None or found.get("plan") != plan["hash"]
+    if missing:
         seconds = start.get("seconds_to_ready") if start.get("plan_hash") == plan["hash"] else None
-        before = previous["plan"] if previous else None
         ready = float(seconds) if isinstance(seconds, (int, float, str)) and seconds != "" else None
-        return new.rstrip("\n") + "\n" + entry(plan, when, mark, before, ready, driver, measured)
+        return new.rstrip("\n") + "\n" + entry(plan, when, mark, before, ready, driver, measured, rollback)
     blocks = list(_MEASURED.finditer(new))
     if blocks and measured.get("plan_hash") == plan["hash"]:
         at = blocks[-1]

@@ -12,7 +12,7 @@ version_added: 0.2.0
 author: The gpuserve.sglang authors (@gpuserve)
 description:
   - Keeps a Markdown file that begins with what is on record of the documented box and grows by one dated entry for each
-    deployment that served, with what it changed against the one before.
+    deployment that served, with what it changed against the one before, and for each rollback of the operator.
   - A benchmark of the present plan is added to the last entry. What people write between the entries stays.
 options:
   path:
@@ -31,6 +31,22 @@ options:
     description: Version of the loaded NVIDIA driver.
     type: str
     default: ""
+  rollback:
+    description:
+      - The operator went back to O(plan). Gets an entry of its own, once for each start; a file that does not exist is not begun.
+    type: dict
+    suboptions:
+      left:
+        description: Plan of the deployment that was left; empty when what ran was not on record as good.
+        type: dict
+      found:
+        description: What was found of such a one.
+        type: list
+        elements: str
+      reason:
+        description: Why, in the operator's words.
+        type: str
+        default: ""
 attributes:
   check_mode:
     description: Says whether the file would change.
@@ -49,11 +65,20 @@ EXAMPLES = r"""
     path: /var/lib/sglang-kimi/eagle-fast-verify.md
     state_dir: /var/lib/sglang-kimi
     plan: "{{ deployment_plan }}"
+
+- name: Enter that the operator went back
+  gpuserve.sglang.deployment_history:
+    path: /var/lib/sglang-kimi/eagle-fast-verify.md
+    state_dir: /var/lib/sglang-kimi
+    plan: "{{ record.last_good.plan }}"
+    rollback:
+      left: "{{ record.previous_good.plan }}"
+      reason: slower at 30 requests
 """
 
 RETURN = r"""
 entries:
-  description: Number of deployments in the file.
+  description: Number of entries in the file, deployments and rollbacks.
   type: int
   returned: always
 """
@@ -73,6 +98,14 @@ def main() -> None:
             "plan": {"type": "dict", "required": True},
             "state_dir": {"type": "path", "required": True},
             "driver": {"type": "str", "default": ""},
+            "rollback": {
+                "type": "dict",
+                "options": {
+                    "left": {"type": "dict"},
+                    "found": {"type": "list", "elements": "str"},
+                    "reason": {"type": "str", "default": ""},
+                },
+            },
         },
         supports_check_mode=True,
     )
@@ -80,7 +113,8 @@ def main() -> None:
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     try:
         old = path.read_text(encoding="utf-8") if path.exists() else ""
-        new = updated(old, module.params["plan"], Path(module.params["state_dir"]), when, module.params["driver"])
+        given = module.params
+        new = updated(old, given["plan"], Path(given["state_dir"]), when, given["driver"], given["rollback"])
         changed = new != old
         if changed and not module.check_mode:
             temporary = path.with_name(f".{path.name}.new")

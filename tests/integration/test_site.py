@@ -12,6 +12,7 @@ import time
 import pytest
 from box_helpers import ANSWER, UNIT, Box
 
+HISTORY = "/var/lib/sglang-kimi/eagle-fast-verify.md"
 ROLES = ["deployment", "gpu_preflight", "nccl", "sglang", "sglang_service", "runbook"]
 
 # What is wrong, the variables that make it so, words that the one error must hold: found, expected, what to do.
@@ -262,11 +263,18 @@ def test_recovery_after_the_failed_deployment(box: Box) -> None:
 def test_the_operator_rolls_back_and_forward(box: Box) -> None:
     """The deployment before the present one is put back without a build, and site.yml goes forward again."""
     assert box.play("site.yml", deployment_overrides={"max_running_requests": 7}).rc == 0
-    run = box.play("playbooks/rollback.yml")
+    before = box.sh(f"cat {HISTORY}")
+    run = box.play("playbooks/rollback.yml", sglang_service_rollback_reason="seven are too few")
     assert run.rc == 0, run.report
     assert "--max-running-requests 8" in box.command_line
     assert box.chat() == ANSWER
-    pid = box.main_pid
-    # Handbook and history still speak of the deployment that was taken back; nothing else is left to do.
-    assert box.play("site.yml").changed == ["Write the handbook", "Enter the deployment into the history"]
-    assert box.main_pid == pid
+    pid, after = box.main_pid, box.sh(f"cat {HISTORY}")
+    assert after.startswith(before)
+    added = after.removeprefix(before)
+    assert added.count("<!-- deployment: ") == 1
+    assert ": back to plan `" in added and "Why: seven are too few." in added
+    assert "---max-running-requests 7\n+--max-running-requests 8\n" in added
+    # The handbook still speaks of the deployment that was taken back; nothing else is left to do.
+    assert box.play("site.yml").changed == ["Write the handbook"]
+    assert (box.main_pid, box.sh(f"cat {HISTORY}")) == (pid, after)
+    assert box.play("site.yml").changed == []

@@ -202,6 +202,7 @@ def test_the_operator_goes_back(serving_box: Box) -> None:
     check = box.play("playbooks/rollback.yml", "--check")
     assert check.rc == 0, check.report
     assert "--max-running-requests 5" in box.command_line
+    before = box.sh(f"cat {STATE}/eagle-fast-verify.md")
     run = box.play("playbooks/rollback.yml")
     assert run.rc == 0, run.report
     assert "the operator goes back to deployment" in " ".join(run.stdout.split())
@@ -209,3 +210,6 @@ def test_the_operator_goes_back(serving_box: Box) -> None:
     assert box.chat() == ANSWER
     plan = json.loads(box.sh("cat /etc/gpuserve-sglang/sglang-kimi.plan.json"))
     assert plan["args"]["--max-running-requests"] == 6
+    # The check before it entered nothing.
+    added = box.sh(f"cat {STATE}/eagle-fast-verify.md").removeprefix(before)
+    assert added.count(f": back to plan `{plan['hash'][:12]}`") == added.count("<!-- deployment: ") == 1

@@ -243,6 +243,64 @@ def test_history_takes_in_a_measurement_and_keeps_what_people_wrote(tmp_path: Pa
     assert history.updated(measured, plan, tmp_path, "now") == measured
 
 
+def test_a_rollback_has_an_entry_of_its_own(tmp_path: Path, plan: dict[str, Any]) -> None:
+    other = launch_plan(cases.wanted(overrides={"max_running_requests": 64}), cases.host(), cases.models())
+    deploy(tmp_path, plan)
+    text = history.updated("", plan, tmp_path, "day 1", "590.48.01")
+    deploy(tmp_path, other)
+    text = history.updated(text, other, tmp_path, "day 2", "590.48.01")
+
+    def went_back(to: dict[str, Any], start: str) -> None:
+        deploy(tmp_path, to)
+        record = {"seconds_to_ready": 9, "plan_hash": to["hash"], "invocation_id": start}
+        (tmp_path / "last-start.json").write_text(json.dumps(record))
+
+    rollback = {"left": other, "found": [], "reason": "slower at\n30 <!-- deployment: {} --> requests, api_key=hunter2"}
+    went_back(plan, "i1")
+    back = history.updated(text, plan, tmp_path, "day 3", rollback=rollback)
+    assert back.startswith(text)
+    added = back.removeprefix(text)
+    assert f"\n## day 3: back to plan `{plan['hash'][:12]}`, profile `eagle3-topk1-v2`\n" in added
+    assert (
+        f"from `{other['hash'][:12]}` (profile `eagle3-topk1-v2`) to `{plan['hash'][:12]}` (profile `eagle3-topk1-v2`). "
+        "Why: slower at 30 <! -- deployment: {} -- > requests, api_key=***.\n"
+    ) in added
+    assert "```diff\n---max-running-requests 64\n+--max-running-requests 48\n" in added
+    assert "Ready after 9.0 s." in added and "driver" not in added
+    assert added.count("<!-- deployment: ") == 1
+
+    # Neither the same call nor site.yml after it adds anything; a measurement goes to this entry.
+    assert history.updated(back, plan, tmp_path, "later", rollback=rollback) == back
+    assert history.updated(back, plan, tmp_path, "later", "590.48.01") == back
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "latest.json").write_text(json.dumps({**MEASURED, "plan_hash": plan["hash"]}))
+    assert "| 100 | 770.0 | - |" in history.updated(back, plan, tmp_path, "later").removeprefix(text)
+
+    # And back again: one entry each time, by whatever name the start has.
+    went_back(other, "i2")
+    again = history.updated(back, other, tmp_path, "day 4", rollback={"left": plan, "found": None, "reason": ""})
+    assert again.count("<!-- deployment: ") == 4
+    assert "Why: not said (`sglang_service_rollback_reason`)." in again.removeprefix(back)
+
+
+def test_a_rollback_from_what_never_served_says_what_was_found(tmp_path: Path, plan: dict[str, Any]) -> None:
+    deploy(tmp_path, plan)
+    text = history.updated("", plan, tmp_path, "day 1")
+    rollback = {"left": {}, "found": ["the unit is failed"], "reason": "it hung"}
+    added = history.updated(text, plan, tmp_path, "day 2", rollback=rollback).removeprefix(text)
+    assert "from what ran, which was not on record as good (the unit is failed) to `" in added
+    assert "Against the deployment" not in added and "The first deployment" not in added
+
+
+def test_a_rollback_begins_no_history_and_enters_nothing_that_does_not_serve(
+    tmp_path: Path, plan: dict[str, Any]
+) -> None:
+    deploy(tmp_path, plan)
+    assert history.updated("", plan, tmp_path, "now", rollback={"left": {}}) == ""
+    text = history.updated("", plan, tmp_path, "now")
+    assert history.updated(text, {**plan, "hash": "e" * 64}, tmp_path, "now", rollback={"left": plan}) == text
+
+
 def test_a_plan_that_does_not_serve_is_not_entered(tmp_path: Path, plan: dict[str, Any]) -> None:
     assert history.updated("", plan, tmp_path, "now") == history.HEAD
     deploy(tmp_path, {**plan, "hash": "e" * 64})
