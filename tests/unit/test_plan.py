@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import plan_cases as cases
 import pytest
 from ansible_collections.gpuserve.sglang.plugins.module_utils import documented, flags, profiles
 from ansible_collections.gpuserve.sglang.plugins.module_utils.plan import DEFAULTS, PlanError, launch_plan
+from ansible_collections.gpuserve.sglang.plugins.module_utils.systemd_text import exec_line
 
 ROOT = Path(__file__).resolve().parents[2]
 NCCL = {
@@ -310,6 +312,28 @@ def test_served_name_falls_back_to_the_path() -> None:
 
 
 # --- overrides and profiles of a site -------------------------------------------------------------
+
+
+def test_the_loader_s_threads_are_left_alone_and_can_be_set() -> None:
+    untouched = plan()
+    (note,) = [entry for entry in untouched["notes"] if "model_loader_extra_config" in entry["setting"]]
+    assert (note["setting"], note["value"], note["source"]) == (
+        "engine.model_loader_extra_config", "{}", "engine default, not rendered",
+    )  # fmt: skip
+    assert "--model-loader-extra-config" not in untouched["command"]
+    for value in (
+        {"enable_multithread_load": True, "num_threads": 8},
+        '{"num_threads": 8, "enable_multithread_load": true}',
+    ):
+        made = plan({"overrides": {"model_loader_extra_config": value}})
+        at = made["command"].index("--model-loader-extra-config")
+        assert json.loads(made["command"][at + 1]) == {"enable_multithread_load": True, "num_threads": 8}
+        assert not made["command"][at + 2 : at + 3] or made["command"][at + 2].startswith("--")
+        # The unit's text carries it to the engine as one word.
+        assert made["command"][at + 1] in shlex.split(exec_line(made["command"]).replace("\\\n", ""))
+        assert [entry["source"] for entry in made["notes"] if "loader" in entry["setting"]] == [
+            "deployment_overrides.model_loader_extra_config"
+        ]
 
 
 def test_override_keeps_its_own_source() -> None:

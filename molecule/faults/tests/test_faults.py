@@ -243,7 +243,7 @@ def _(box: Faulty, row: Row) -> None:
     assert "The engine refused its command line" in summary, summary
     assert "systemd gave up" in summary
     assert box.show("ActiveState") == "failed"
-    row.took(seconds, "given up after three starts; the incident says `The engine refused its command line`")
+    row.took(seconds, "given up at the start limit; the incident says `The engine refused its command line`")
 
 
 @row_of("memory-limit")
