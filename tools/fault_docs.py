@@ -13,7 +13,6 @@ as such. Exit status: 0 done (or nothing to do), 1 the page differs (--check), 2
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from doc_pages import DocsError, settle
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "molecule" / "faults" / "tests" / "faults.yml"
@@ -38,10 +38,6 @@ The intervals of the box are short: its liveness timer probes every 3 s, waits 8
 With the defaults of the role (30 s, 30 s, 3 failures) the times of rows that the timer ends are a few minutes. A load takes 15
 to 30 s on the box and ten minutes with a large model: times that hold a load say nothing about such a host.
 """
-
-
-class DocsError(Exception):
-    """What was found, what was expected and what to do."""
 
 
 def read_table(path: Path = TABLE) -> list[dict[str, Any]]:
@@ -114,16 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (DocsError, OSError, ValueError, KeyError) as error:
         print(f"fault_docs: {error}", file=sys.stderr)
         return 2
-    old = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    if old == page:
-        return 0
-    if given.check:
-        names = (str(PAGE.relative_to(ROOT)), "generated")
-        sys.stderr.writelines(difflib.unified_diff(old.splitlines(True), page.splitlines(True), *names))
-        return 1
-    PAGE.write_text(page, encoding="utf-8")
-    print(f"{PAGE}: updated")
-    return 0
+    return settle(PAGE, page, given.check, "python tools/fault_docs.py")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ this page, so every number of its benchmark table is the record's. Exit status: 
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "collections"))
 
 from ansible_collections.gpuserve.sglang.plugins.module_utils import handbook, plan, systemd_text  # noqa: E402
+from doc_pages import settle  # noqa: E402
 
 PAGE = ROOT / "docs" / "handbook-example.md"
 FACTS = ROOT / "tests" / "fixtures" / "documented-box.json"
@@ -93,17 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing, say whether something would")
     options = parser.parse_args(arguments)
-    wanted = page()
-    found = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
-    if found == wanted:
-        return 0
-    if options.check:
-        lines = difflib.unified_diff(found.splitlines(True), wanted.splitlines(True), str(PAGE), "rendered")
-        sys.stdout.writelines(lines)
-        print("Run python tools/handbook_docs.py.", file=sys.stderr)
-        return 1
-    PAGE.write_text(wanted, encoding="utf-8")
-    return 0
+    return settle(PAGE, page(), options.check, "python tools/handbook_docs.py")
 
 
 if __name__ == "__main__":

@@ -11,21 +11,18 @@ measurement does not prove what the page says, or a marker is missing.
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from doc_pages import DocsError, between, settle
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "nccl.md"
 DATA = ROOT / "docs" / "data" / "nccl-h200-x2.json"
 VALUES = ROOT / "plugins" / "module_utils" / "data" / "nccl.json"
 KIB, MIB = 1024, 1024 * 1024
-
-
-class DocsError(Exception):
-    """What was found, what was expected and what to do."""
 
 
 def size(count: int) -> str:
@@ -113,13 +110,7 @@ def render(page: str) -> str:
         ("comparison", comparison(proof)),
         ("claims", claims(proof)),
     ):
-        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
-        if page.count(begin) != 1 or page.count(end) != 1:
-            raise DocsError(
-                f"{PAGE}: found no markers of {name}, expected '{begin.strip()}' and '{end.strip()}' once each."
-            )
-        head, rest = page.split(begin)
-        page = head + begin + "\n".join(lines) + "\n" + end + rest.split(end)[1]
+        page = between(page, name, "\n".join(lines) + "\n", str(PAGE))
     return page
 
 
@@ -127,22 +118,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing, say whether something would")
     arguments = parser.parse_args()
-    page = PAGE.read_text(encoding="utf-8")
     try:
-        wanted = render(page)
+        wanted = render(PAGE.read_text(encoding="utf-8"))
     except DocsError as error:
         print(error, file=sys.stderr)
         return 2
-    if page == wanted:
-        return 0
-    if arguments.check:
-        sys.stdout.writelines(
-            difflib.unified_diff(page.splitlines(True), wanted.splitlines(True), str(PAGE), "rendered")
-        )
-        print("Run python tools/nccl_docs.py.", file=sys.stderr)
-        return 1
-    PAGE.write_text(wanted, encoding="utf-8")
-    return 0
+    return settle(PAGE, wanted, arguments.check, "python tools/nccl_docs.py")
 
 
 if __name__ == "__main__":

@@ -12,22 +12,17 @@ What stands between the two markers is replaced. Exit status: 0 done (or nothing
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+from doc_pages import DocsError, between, settle
 
-BEGIN, END = "<!-- patches: begin -->\n", "<!-- patches: end -->\n"
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "patches.md"
 PARTS = ("Purpose", "Upstream", "Risk", "Tested", "Retire")
-
-
-class DocsError(Exception):
-    """What was found, what was expected and what to do."""
 
 
 def header(path: Path) -> dict[str, str]:
@@ -84,25 +79,11 @@ def main() -> int:
     try:
         folders = sorted((path.parent for path in (ROOT / "patches").glob("*/*/series.yml")), reverse=True)
         tables = "\n".join(section(folder) for folder in folders)
-        found = PAGE.read_text(encoding="utf-8")
-        if found.count(BEGIN) != 1 or found.count(END) != 1:
-            raise DocsError(
-                f"{PAGE} lacks the lines {BEGIN.strip()} and {END.strip()}, expected each once. Restore them."
-            )
+        wanted = between(PAGE.read_text(encoding="utf-8"), "patches", f"\n{tables}\n", str(PAGE))
     except (DocsError, OSError, KeyError, yaml.YAMLError) as error:
         print(error, file=sys.stderr)
         return 2
-    before, after = found.split(BEGIN)[0], found.split(END)[1]
-    wanted = f"{before}{BEGIN}\n{tables}\n{END}{after}"
-    if wanted == found:
-        return 0
-    if options.check:
-        sys.stdout.writelines(
-            difflib.unified_diff(found.splitlines(True), wanted.splitlines(True), "found", "expected")
-        )
-        return 1
-    PAGE.write_text(wanted, encoding="utf-8")
-    return 0
+    return settle(PAGE, wanted, options.check, "tools/patch_docs.py")
 
 
 if __name__ == "__main__":

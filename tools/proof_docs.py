@@ -11,7 +11,6 @@ Exit status: 0 done (or nothing to do), 1 the page differs (--check), 2 a report
 from __future__ import annotations
 
 import argparse
-import difflib
 import hashlib
 import json
 import sys
@@ -24,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "collections"))
 
 from ansible_collections.gpuserve.sglang.plugins.module_utils import budget, shapes  # noqa: E402
+from doc_pages import DocsError, between, settle  # noqa: E402
 
 PAGE = ROOT / "docs" / "proof.md"
 REPORTS = ROOT / "tests" / "gpu" / "reports"
@@ -32,10 +32,6 @@ GIB = 1 << 30
 SMALL = "`make gpu-proof`"
 PRODUCTION = "`make gpu-proof PROFILE=production INVENTORY=...`"
 TOLERANCE = 0.05
-
-
-class DocsError(Exception):
-    """What was found, what was expected and what to do."""
 
 
 @dataclass(frozen=True)
@@ -317,13 +313,7 @@ def steps(reports: Sequence[Report]) -> list[str]:
 
 def render(page: str, reports: Sequence[Report]) -> str:
     for name, make in (("areas", areas), ("files", files), ("kv", kv), ("phases", phases), ("steps", steps)):
-        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
-        if page.count(begin) != 1 or page.count(end) != 1:
-            raise DocsError(
-                f"{PAGE}: found no markers of {name}, expected '{begin.strip()}' and '{end.strip()}' once each."
-            )
-        head, rest = page.split(begin)
-        page = head + begin + "\n".join(make(reports)) + "\n" + end + rest.split(end)[1]
+        page = between(page, name, "\n".join(make(reports)) + "\n", str(PAGE))
     return page
 
 
@@ -335,22 +325,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing, say whether something would")
     given = parser.parse_args()
-    page = PAGE.read_text(encoding="utf-8")
     try:
-        wanted = render(page, stored())
+        wanted = render(PAGE.read_text(encoding="utf-8"), stored())
     except DocsError as error:
         print(error, file=sys.stderr)
         return 2
-    if page == wanted:
-        return 0
-    if given.check:
-        sys.stdout.writelines(
-            difflib.unified_diff(page.splitlines(True), wanted.splitlines(True), str(PAGE), "rendered")
-        )
-        print("Run python tools/proof_docs.py.", file=sys.stderr)
-        return 1
-    PAGE.write_text(wanted, encoding="utf-8")
-    return 0
+    return settle(PAGE, wanted, given.check, "python tools/proof_docs.py")
 
 
 if __name__ == "__main__":

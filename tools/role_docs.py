@@ -12,7 +12,6 @@ What stands between the two markers is replaced. Exit status: 0 done (or nothing
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import re
 import sys
@@ -20,14 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from doc_pages import DocsError, between, settle
 
-BEGIN = "<!-- variables: begin -->"
-END = "<!-- variables: end -->"
 ROOT = Path(__file__).resolve().parents[1]
-
-
-class DocsError(Exception):
-    """What was found, what was expected and what to do."""
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
@@ -105,20 +99,12 @@ def render(role: Path) -> str:
     return "\n".join(lines)
 
 
-def updated(role: Path) -> tuple[str, str]:
-    """The README of a role as it is, and as it should be."""
+def updated(role: Path) -> str:
+    """The README of a role as it should be."""
     path = role / "README.md"
     if not path.is_file():
-        raise DocsError(f"{path} does not exist, expected a README with the markers {BEGIN} and {END}. Write it.")
-    text = path.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
-        raise DocsError(
-            f"{path} has {text.count(BEGIN)} '{BEGIN}' and {text.count(END)} '{END}', expected one of each in this "
-            f"order. Add them where the table of variables belongs."
-        )
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END)[1]
-    return text, f"{head}{BEGIN}\n{render(role)}\n{END}{tail}"
+        raise DocsError(f"{path} does not exist, expected a README with the markers of its variables. Write it.")
+    return between(path.read_text(encoding="utf-8"), "variables", render(role) + "\n", str(path))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -132,25 +118,12 @@ def main(arguments: list[str] | None = None) -> int:
     status = 0
     for name in names:
         try:
-            old, new = updated(options.roles / name)
+            wanted = updated(options.roles / name)
         except (DocsError, yaml.YAMLError) as error:
             print(error, file=sys.stderr)
             status = 2
             continue
-        if old == new:
-            continue
-        path = options.roles / name / "README.md"
-        if options.check:
-            print(
-                f"{path} differs from meta/argument_specs.yml and defaults/main.yml. Run `make docs`.", file=sys.stderr
-            )
-            sys.stdout.writelines(
-                difflib.unified_diff(old.splitlines(True), new.splitlines(True), str(path), str(path))
-            )
-            status = max(status, 1)
-        else:
-            path.write_text(new, encoding="utf-8")
-            print(f"{path}: updated")
+        status = max(status, settle(options.roles / name / "README.md", wanted, options.check, "make docs"))
     return status
 
 
