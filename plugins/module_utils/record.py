@@ -92,7 +92,8 @@ class Records:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
         (new / "unit").write_text(unit)
-        (new / "plan.json").write_text(json.dumps(plan, indent=1, sort_keys=True) + "\n")
+        # In its own order, since units and handbooks are rendered from it again.
+        (new / "plan.json").write_text(json.dumps(plan, indent=1) + "\n")
         (new / "settings.json").write_text(json.dumps(settings or {}, indent=1, sort_keys=True) + "\n")
         shutil.rmtree(self.root / name, ignore_errors=True)
         new.rename(self.root / name)

@@ -282,8 +282,8 @@ class Switch:
     def restore(self, files: Mapping[str, str]) -> list[str]:
         """Put files back as they are on record, and let systemd read them; paths that changed."""
         changed = [path for path, text in files.items() if write_file(Path(path), text)]
-        if changed:
-            self.systemctl("daemon-reload")
+        # Also when none changed: whoever wrote them may have been killed before systemd read them.
+        self.systemctl("daemon-reload")
         return changed
 
 

@@ -98,3 +98,12 @@ def test_an_interrupted_record_is_written_again(records: Records) -> None:
         "settings.json",
         "unit",
     ]
+
+
+def test_a_plan_comes_back_in_its_own_order(records: Records) -> None:
+    """A unit that is rendered from it again must be the same text."""
+    ordered = {**plan(1), "env": {"B": "1", "A": "2", "C": "3"}}
+    records.keep("unit", ordered)
+    found = records.read(LAST)
+    assert found is not None and list(found["plan"]["env"]) == ["B", "A", "C"]
+    assert list(found["plan"]) == list(ordered)

@@ -233,7 +233,7 @@ def test_a_refusal_of_systemd_is_told_in_its_words(make) -> None:
         gone.status()
 
 
-def test_files_are_put_back_whole_and_read_by_systemd_once(make, tmp_path: Path) -> None:
+def test_files_are_put_back_whole_and_read_by_systemd(make, tmp_path: Path) -> None:
     systemd = Systemd()
     same, other = tmp_path / "same", tmp_path / "new" / "other"
     same.write_text("text")
@@ -243,7 +243,8 @@ def test_files_are_put_back_whole_and_read_by_systemd_once(make, tmp_path: Path)
     assert other.read_text() == "put back" and [p.name for p in other.parent.iterdir()] == ["other"]
     assert systemd.asked == ["daemon-reload"]
     assert make(systemd).restore(files) == []
-    assert systemd.asked == ["daemon-reload"]
+    # Whoever wrote them may have been killed before systemd read them.
+    assert systemd.asked == ["daemon-reload"] * 2
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
