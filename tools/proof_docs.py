@@ -124,6 +124,7 @@ AREAS: tuple[tuple[str, tuple[tuple[str, str], ...], bool, str], ...] = (
     ("GPU release after SIGTERM", (("small", "sigterm"),), False, SMALL),
     ("GPU release after SIGKILL of the scheduler", (("small", "scheduler-killed"),), False, SMALL),
     ("GPU release after SIGKILL of the parent", (("small", "parent-killed"),), False, SMALL),
+    ("the unit's stop signal on CUDA: the running request is answered, exit status 0, GPUs free", (("small", "stop"),), False, SMALL),
     ("speculation against baseline, measured", (("small", "speculation"),), False, SMALL),
     (
         "the unit of systemd on a real GPU: start, stop, second run without change",
@@ -251,8 +252,11 @@ def kv(reports: Sequence[Report]) -> list[str]:
         for step in report.data.get("steps") or []:
             found = step["figures"].get("kv_tokens") or {}
             if found.get("off_percent") is not None and report.data["device"] == "cuda":
+                flags = str(step["figures"]["flags"]).split()
+                model = flags[flags.index("--model-path") + 1].rpartition("/")[2]
+                fraction = flags[flags.index("--mem-fraction-static") + 1]
                 lines.append(
-                    f"| `{report.path.name}`, {step['name']} | | | {found['planned']} | {found['engine']} | {found['off_percent']:+.2f} % |"
+                    f"| `{report.path.name}`, {step['name']} (model {model}) | {fraction} | | {found['planned']} | {found['engine']} | {found['off_percent']:+.2f} % |"
                 )
     return lines
 
