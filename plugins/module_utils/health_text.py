@@ -35,6 +35,14 @@ _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"""(?i)(?<![-\w])((?:\w+_)?api_key\s*[=:]\s*)(?!None\b|["'*])[^\s,;)\]}]+"""), r"\1***"),
     (re.compile(r"""(?i)(\bbearer\s+)[^\s"',;]+"""), r"\1***"),
     (re.compile(r"""(?i)(authorization["']?\s*[:=]\s*["']?)(?!\s|["']|bearer\b)[^"'\n]+"""), r"\1***"),
+    # Variables such as HF_TOKEN and AWS_SECRET_ACCESS_KEY; a number of TOKENS is none.
+    (
+        re.compile(
+            r"""(?<!\w)((?:[A-Z0-9]+_)*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS|SECRET_(?:ACCESS_)?KEY|ACCESS_KEY_ID)=)"""
+            r"""(?:(["'])(?:\\.|(?!\2).)+\2|[^\s"'*]+)"""
+        ),
+        r"\1***",
+    ),
     (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), "hf_***"),
 )
 
