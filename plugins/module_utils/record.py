@@ -23,6 +23,43 @@ class RecordError(Exception):
     """Says what was found, what was expected and what to do."""
 
 
+class Tuning:
+    """What a tuning keeps on the host: ``session.json`` (a token, the plan that served) and ``deployments``, the records of before.
+
+    Every profile that it tries is recorded as good. Whoever else deploys ends it, while it still runs or after it was killed, and
+    it looks before each step of its own whether it still is there: so it never puts anything back over another deployment.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self) -> dict[str, Any]:
+        """The session; empty when no tuning has anything to put back."""
+        try:
+            found = json.loads((self.folder / "session.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def of(self, state_dir: Path) -> dict[str, Any]:
+        """The session, when it is that of the service with this state directory."""
+        found = self.read()
+        return found if found.get("state_dir") == str(state_dir) else {}
+
+    def end(self, state_dir: Path) -> None:
+        """Nothing is put back any more. The records are those of before, without the profiles that were only tried."""
+        root, kept = Records(state_dir).root, self.folder / "deployments"
+        # First: whoever is killed from here on has deployed.
+        (self.folder / "session.json").unlink(missing_ok=True)
+        if kept.is_dir():
+            new = root.with_name(f".{root.name}.new")
+            shutil.rmtree(new, ignore_errors=True)
+            shutil.copytree(kept, new, symlinks=True)
+            shutil.rmtree(root, ignore_errors=True)
+            new.rename(root)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
 def settings_files(unit: str, folder: Path) -> list[Path]:
     """The files in ``folder`` that belong to a unit: ``sglang-kimi.json`` and its like."""
     return sorted(folder.glob(f"{unit.removesuffix('.service')}.*json"))

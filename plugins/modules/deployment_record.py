@@ -33,9 +33,15 @@ options:
         that there was no server before it; that time is over with this call.
       - Without C(seconds_to_ready) systemd is asked; that is for a start that another play began.
     type: dict
+  tuning:
+    description:
+      - Folder of the session that the role C(tune) keeps while it tries profiles. What is in there is returned.
+      - With O(unit_file) somebody else has deployed, which ends the session of this service. It puts nothing back any more, and
+        the deployments on record are those of before it and this one.
+    type: path
 attributes:
   check_mode:
-    description: Says whether something would be recorded.
+    description: Says whether something would be recorded, and which tuning would be ended.
     support: full
   diff_mode:
     description: The record is a copy of what is shown elsewhere.
@@ -68,6 +74,12 @@ last_start:
       had been stopped before. Empty without O(start).
   type: dict
   returned: always
+tuning:
+  description:
+    - The session in O(tuning), as C(token), C(began), C(plan), C(unit) and C(state_dir); with O(unit_file) the one that was
+      ended. Empty without one.
+  type: dict
+  returned: always
 """
 
 import json
@@ -81,6 +93,7 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
     PREVIOUS,
     RecordError,
     Records,
+    Tuning,
     settings_files,
 )
 from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import Away, ready_times, write_file
@@ -113,14 +126,20 @@ def main() -> None:
             "plan": {"type": "dict"},
             "settings_dir": {"type": "path", "default": "/etc/gpuserve-sglang"},
             "start": {"type": "dict"},
+            "tuning": {"type": "path"},
         },
         required_by={"unit_file": ["plan"], "start": ["unit_file"]},
         supports_check_mode=True,
     )
     given = module.params
-    state_dir, changed, start = Path(given["state_dir"]), False, {}
+    state_dir, changed, start, session = Path(given["state_dir"]), False, {}, {}
     records = Records(state_dir)
     try:
+        if given["tuning"]:
+            tuning = Tuning(Path(given["tuning"]))
+            session = tuning.of(state_dir) if given["unit_file"] else tuning.read()
+            if session and given["unit_file"] and not module.check_mode:
+                tuning.end(state_dir)
         if given["unit_file"]:
             unit_file = Path(given["unit_file"])
             unit = unit_file.read_text()
@@ -128,9 +147,11 @@ def main() -> None:
             changed = not records.is_recorded(unit, given["plan"], settings)
             if changed and not module.check_mode:
                 records.keep(unit, given["plan"], settings)
+            changed = changed or bool(session)
             if given["start"] is not None and not module.check_mode:
                 start, changed = record_start(given["start"], given["plan"], unit_file.name, state_dir), True
         result = {"last_good": records.read(LAST), "previous_good": records.read(PREVIOUS), "last_start": start}
+        result["tuning"] = session
     except (RecordError, OSError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=changed, **result)

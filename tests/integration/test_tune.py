@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,28 @@ def state(box: Box) -> dict[str, str]:
     }  # fmt: skip
 
 
+@contextlib.contextmanager
+def tuning(box: Box, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A tuning that measures its first profile; its output is in ``log``. What still runs of it at the end is killed."""
+    extra = folder / "tune.yml"
+    extra.write_text(yaml.safe_dump({**TUNE, "tune_result_file": str(folder / "tune-result.yml")}))
+    command = ["ansible-playbook", "-i", str(box.inventory), "playbooks/tune.yml", "-e", f"@{extra}"]
+    env = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+    with (folder / "log").open("w") as log:
+        play = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
+        try:
+            deadline = time.monotonic() + 600
+            while "benchmark on" not in (text := (folder / "log").read_text()).partition("start 1 of 2")[2]:
+                assert play.poll() is None, text[-3000:]
+                assert time.monotonic() < deadline, text[-3000:]
+                time.sleep(0.5)
+            yield play
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(play.pid, signal.SIGKILL)
+            play.wait()
+
+
 @pytest.fixture(scope="module")
 def before(serving_box: Box) -> dict[str, str]:
     return state(serving_box)
@@ -53,21 +78,8 @@ def test_killed_in_the_middle_and_put_back_by_the_next_call(
     serving_box: Box, before: dict[str, str], tmp_path: Path
 ) -> None:
     """The controller is killed while a profile serves that nobody asked for; nothing on the host knows of it."""
-    extra = tmp_path / "tune.yml"
-    extra.write_text(yaml.safe_dump({**TUNE, "tune_result_file": str(tmp_path / "tune-result.yml")}))
-    command = ["ansible-playbook", "-i", str(serving_box.inventory), "playbooks/tune.yml", "-e", f"@{extra}"]
-    env = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-    with (tmp_path / "log").open("w") as log:
-        play = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
-        try:
-            deadline = time.monotonic() + 600
-            while "benchmark on" not in (text := (tmp_path / "log").read_text()).partition("start 1 of 2")[2]:
-                assert play.poll() is None, text[-3000:]
-                assert time.monotonic() < deadline, text[-3000:]
-                time.sleep(0.5)
-        finally:
-            os.killpg(play.pid, signal.SIGKILL)
-            play.wait()
+    with tuning(serving_box, tmp_path):
+        pass
     assert serving_box.command_line != before["command"]
     assert serving_box.sh(f"ls {SESSION}/session.json")
     run = serving_box.play("playbooks/tune.yml", **TUNE, tune_restore=True)
@@ -112,3 +124,35 @@ def test_nothing_to_put_back_is_said_and_changes_nothing(serving_box: Box, befor
     assert "nothing is to be put back" in run.stdout
     assert run.changed == []
     assert serving_box.main_pid == pid
+
+
+def test_whoever_deploys_while_profiles_are_tried_is_not_overwritten(
+    serving_box: Box, before: dict[str, str], tmp_path: Path
+) -> None:
+    """The last test of this file. Deployed is the very profile that is measured: nothing but the session tells that it is wanted now."""
+    served = serving_box.sh(f"readlink {STATE}/deployments/last-good")
+    with tuning(serving_box, tmp_path) as play:
+        found = re.search(r"start 1 of 2: (\S+), round", (tmp_path / "log").read_text())
+        assert found is not None
+        wanted = found[1]
+        # It measures, without the lock, for as long as the deployment takes.
+        os.killpg(play.pid, signal.SIGSTOP)
+        run = serving_box.play("site.yml", deployment_profiles=TUNE["deployment_profiles"], deployment_profile=wanted)
+        os.killpg(play.pid, signal.SIGCONT)
+        assert run.rc == 0, run.report
+        play.wait(600)
+    text = " ".join((tmp_path / "log").read_text().split())
+    assert play.returncode == 2, text[-3000:]
+    assert "somebody else has deployed: the last good deployment is" in text, text[-3000:]
+    assert f"(profile {wanted})" in text
+    assert "With this deployment it is over" in " ".join(run.stdout.split())
+    after = state(serving_box)
+    assert after["command"] != before["command"]
+    assert serving_box.chat() == ANSWER
+    assert serving_box.sh(f"ls {SESSION}", check=False) == ""
+    # A rollback goes back to what served before the tuning.
+    assert serving_box.sh(f"readlink {STATE}/deployments/previous-good") == served
+    run = serving_box.play("playbooks/tune.yml", **TUNE, tune_restore=True)
+    assert run.rc == 0, run.report
+    assert "nothing is to be put back" in " ".join(run.stdout.split())
+    assert state(serving_box) == after

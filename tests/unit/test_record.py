@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
     KEPT,
     LAST,
     PREVIOUS,
     RecordError,
     Records,
+    Tuning,
     settings_files,
 )
+from ansible_collections.gpuserve.sglang.plugins.modules import deployment_record
+
+ROLES = Path(__file__).resolve().parents[2] / "roles"
 
 
 def plan(number: int) -> dict:
@@ -107,3 +115,100 @@ def test_a_plan_comes_back_in_its_own_order(records: Records) -> None:
     found = records.read(LAST)
     assert found is not None and list(found["plan"]["env"]) == ["B", "A", "C"]
     assert list(found["plan"]) == list(ordered)
+
+
+# --- a tuning, and who deploys meanwhile ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tuning(tmp_path: Path, records: Records) -> Tuning:
+    """Deployment 2 served (1 before it); the profiles 3 and 4 were tried since, and nobody has put 2 back."""
+    for number in (1, 2):
+        records.keep(f"unit {number}", plan(number))
+    folder = tmp_path / "tune"
+    shutil.copytree(records.root, folder / "deployments", symlinks=True)
+    session = {"token": "t1", "began": "2026-01-02T03:04:05Z", "state_dir": str(tmp_path), "plan": plan(2)}
+    (folder / "session.json").write_text(json.dumps(session))
+    for number in (3, 4):
+        records.keep(f"unit {number}", plan(number))
+    return Tuning(folder)
+
+
+def record(capsys: pytest.CaptureFixture[str], check_mode: bool = False, **arguments: Any) -> dict[str, Any]:
+    with patch_module_args({**arguments, "_ansible_check_mode": check_mode}), pytest.raises(SystemExit) as ended:
+        deployment_record.main()
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert not ended.value.code, found
+    return found
+
+
+def units(records: Records) -> list[str]:
+    return [found["unit"] for link in (LAST, PREVIOUS) if (found := records.read(link)) is not None]
+
+
+def test_a_tuning_s_session_is_read_and_stays(
+    records: Records, tuning: Tuning, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = record(capsys, state_dir=str(tmp_path), tuning=str(tuning.folder))
+    assert (found["tuning"]["token"], found["changed"]) == ("t1", False)
+    assert units(records) == ["unit 4", "unit 3"]
+    assert tuning.read()["token"] == "t1"
+
+
+@pytest.mark.parametrize("number", [2, 4, 5], ids=["what served before", "what is tried now", "another one"])
+def test_whoever_deploys_ends_it_and_what_was_tried_is_off_the_record(
+    records: Records, tuning: Tuning, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    """Also the very profile that is tried at this moment, which is on record already: the tuning must not put 2 back over it."""
+    unit = tmp_path / "engine.service"
+    unit.write_text(f"unit {number}")
+    given = {
+        "state_dir": str(tmp_path), "unit_file": str(unit), "plan": plan(number), "settings_dir": str(tmp_path / "etc"), "tuning": str(tuning.folder),
+    }  # fmt: skip
+    predicted = record(capsys, check_mode=True, **given)
+    assert (predicted["tuning"]["token"], predicted["changed"]) == ("t1", True)
+    assert tuning.read()
+    found = record(capsys, **given)
+    assert (found["tuning"]["began"], found["changed"]) == ("2026-01-02T03:04:05Z", True)
+    assert units(records) == ([f"unit {number}", "unit 2"] if number != 2 else ["unit 2", "unit 1"])
+    assert not tuning.folder.exists()
+    again = record(capsys, **given)
+    assert (again["tuning"], again["changed"]) == ({}, False)
+
+
+def test_a_tuning_s_own_record_and_that_of_another_service_leave_it(
+    records: Records, tuning: Tuning, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit = tmp_path / "engine.service"
+    unit.write_text("unit 5")
+    given = {"unit_file": str(unit), "plan": plan(5), "settings_dir": str(tmp_path / "etc")}
+    assert record(capsys, state_dir=str(tmp_path), **given)["tuning"] == {}
+    assert record(capsys, state_dir=str(tmp_path / "other"), tuning=str(tuning.folder), **given)["tuning"] == {}
+    assert tuning.read()["token"] == "t1"
+    assert units(records) == ["unit 5", "unit 4"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_a_session_that_cannot_be_read_ends_nobody_s_deployment(
+    records: Records, tuning: Tuning, tmp_path: Path, content: str
+) -> None:
+    (tuning.folder / "session.json").write_text(content)
+    assert tuning.read() == tuning.of(tmp_path) == {}
+    assert Tuning(tmp_path / "nowhere").read() == {}
+
+
+def test_an_end_without_kept_records_leaves_those_that_are_there(
+    records: Records, tuning: Tuning, tmp_path: Path
+) -> None:
+    shutil.rmtree(tuning.folder / "deployments")
+    tuning.end(tmp_path)
+    assert units(records) == ["unit 4", "unit 3"]
+    assert not tuning.folder.exists()
+
+
+def test_both_roles_mean_the_same_folder() -> None:
+    folders = {
+        yaml.safe_load((ROLES / role / "vars/main.yml").read_text())[name]
+        for role, name in (("tune", "__tune_folder"), ("sglang_service", "__sglang_service_tuning_folder"))
+    }
+    assert folders == {"/var/lib/gpuserve-sglang/tune"}
