@@ -135,10 +135,11 @@ def test_whoever_deploys_while_profiles_are_tried_is_not_overwritten(
         found = re.search(r"start 1 of 2: (\S+), round", (tmp_path / "log").read_text())
         assert found is not None
         wanted = found[1]
-        # It measures, without the lock, for as long as the deployment takes.
-        os.killpg(play.pid, signal.SIGSTOP)
+        # It measures, without the lock, for as long as the deployment takes. Its first process alone stands still: podman, stopped
+        # in the middle of a call, would keep its own lock.
+        os.kill(play.pid, signal.SIGSTOP)
         run = serving_box.play("site.yml", deployment_profiles=TUNE["deployment_profiles"], deployment_profile=wanted)
-        os.killpg(play.pid, signal.SIGCONT)
+        os.kill(play.pid, signal.SIGCONT)
         assert run.rc == 0, run.report
         play.wait(600)
     text = " ".join((tmp_path / "log").read_text().split())
