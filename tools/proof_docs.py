@@ -256,7 +256,8 @@ def kv(reports: Sequence[Report]) -> list[str]:
                 model = flags[flags.index("--model-path") + 1].rpartition("/")[2]
                 fraction = flags[flags.index("--mem-fraction-static") + 1]
                 lines.append(
-                    f"| `{report.path.name}`, {step['name']} (model {model}) | {fraction} | | {found['planned']} | {found['engine']} | {found['off_percent']:+.2f} % |"
+                    f"| `{report.path.name}`, {step['name']} (model {model}) | {fraction} | | {found['planned']} | {found['engine']} "
+                    f"| {found['off_percent']:+.2f} % |"
                 )
     return lines
 
