@@ -93,6 +93,7 @@ __all__ = [
     "DEATH_GRACE",
     "FAILED",
     "FOREIGN",
+    "FREE_THE_PORT",
     "GENERATING",
     "GENERATION_FAILED",
     "GENERATION_TRIES",
@@ -139,6 +140,7 @@ __all__ = [
     "describe_process",
     "doing_text",
     "generation_body",
+    "held_by",
     "judge_generation",
     "judge_life",
     "judge_pool",
@@ -312,7 +314,8 @@ def judge_life(unit: UnitStatus | None, process: ProcessStatus | None, since: Si
         )
     if unit.active_state == "failed":
         return died("died" if began else "had failed before the gate began")
-    if "auto-restart" in unit.sub_state:
+    # With a job it is being started by somebody before the pause is over: what it died of then is not this start's business.
+    if "auto-restart" in unit.sub_state and (began or not unit.job):
         return died("died" if began else "is in a restart loop")
     if since.invocation_id and unit.invocation_id and unit.invocation_id != since.invocation_id:
         if unit.n_restarts > max(since.n_restarts, 0):
@@ -348,6 +351,15 @@ def judge_life(unit: UnitStatus | None, process: ProcessStatus | None, since: Si
     return None
 
 
+FREE_THE_PORT = "stop that process or choose another port"
+
+
+def held_by(port: int, owner: Owner, who: str, extra: str = "") -> str:
+    """Who holds the port in place of ``who``."""
+    holders = ", ".join(owner.holders) or "a process that cannot be named"
+    return f"port {port} is held by {holders}{extra}; it does not belong to {who}"
+
+
 def decide(seen: Observation, since: Since, options: Options) -> Verdict:
     """From one observation and what was known before to a verdict. Pure."""
     dead = judge_life(seen.unit, seen.process, since, seen.elapsed)
@@ -356,13 +368,8 @@ def decide(seen: Observation, since: Since, options: Options) -> Verdict:
     who = seen.unit.name if seen.unit is not None else f"process {seen.process.pid}" if seen.process else "the server"
     answered = seen.http is not None and seen.http.status > 0
     if seen.owner.kind == OTHERS:
-        holders = ", ".join(seen.owner.holders) or "a process that cannot be named"
         extra = f", which answered {seen.http.status} on /health" if answered and seen.http else ""
-        return Verdict(
-            FOREIGN,
-            f"port {options.port} is held by {holders}{extra}; it does not belong to {who}",
-            hint="stop that process or choose another port",
-        )
+        return Verdict(FOREIGN, held_by(options.port, seen.owner, who, extra), hint=FREE_THE_PORT)
     if answered and seen.owner.kind == NOBODY:
         return Verdict(
             FOREIGN,

@@ -20,7 +20,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .health import Runner, UnitStatus, observe_journal, observe_unit, run_command, scrub, seconds_text
+from .health import (
+    FREE_THE_PORT,
+    OTHERS,
+    Runner,
+    UnitStatus,
+    held_by,
+    observe_journal,
+    observe_owner,
+    observe_unit,
+    resolve,
+    run_command,
+    scrub,
+    seconds_text,
+    unit_pids,
+)
 from .maintenance import short_name
 from .service import setting_changes
 
@@ -262,14 +276,34 @@ class Switch:
             self.sleep(0.1)
         return True
 
-    def start(self) -> dict[str, Any]:
-        """Start the unit with a clean count of starts, without waiting for it to serve."""
-        if self.status().active_state in ("active", "activating", "reloading"):
+    def wants_start(self) -> bool:
+        """Whether there is something to start: what systemd means to start after a pause does not run yet."""
+        return _wants_start(self.status())
+
+    def start(self, host: str = "", port: int = 0) -> dict[str, Any]:
+        """Start the unit with a clean count of starts, without waiting for it to serve.
+
+        With ``port`` it refuses where somebody else listens there: the engine would load for minutes before it failed.
+        """
+        status = self.status()
+        if not _wants_start(status):
             return {"changed": False, "started_at": None}
+        if port:
+            self.check_port(status, host, port)
         # The start limit counts starts of an operator like those of a restart loop.
         self.systemctl("reset-failed", self.unit, missing_ok=True)
-        self.systemctl("start", "--no-block", self.unit)
+        # A start would wait for the end of the pause before an automatic one (service_start gives EAGAIN); a restart does not.
+        verb = "restart" if "auto-restart" in status.sub_state else "start"
+        self.systemctl(verb, "--no-block", self.unit)
         return {"changed": True, "started_at": self.clock()}
+
+    def check_port(self, status: UnitStatus, host: str, port: int) -> None:
+        """Refuse a port that somebody else holds, in the words of the gate."""
+        owner = observe_owner(resolve(host), port, lambda: unit_pids(status))
+        if owner.kind == OTHERS:
+            raise SwitchError(
+                f"{held_by(port, owner, self.unit)} (expected: a free port). Do: {FREE_THE_PORT}. Nothing was started."
+            )
 
     def is_enabled(self) -> bool:
         """Whether it starts at boot."""
@@ -285,6 +319,10 @@ class Switch:
         # Also when none changed: whoever wrote them may have been killed before systemd read them.
         self.systemctl("daemon-reload")
         return changed
+
+
+def _wants_start(status: UnitStatus) -> bool:
+    return status.active_state not in ("active", "activating", "reloading") or "auto-restart" in status.sub_state
 
 
 def parse_span(text: str) -> float:

@@ -21,7 +21,8 @@ options:
   state:
     description:
       - V(stopped) stops it; running requests finish, as long as the unit's own stop timeout allows.
-      - V(started) starts it, without waiting until it serves; M(gpuserve.sglang.health_gate) does that.
+      - V(started) starts it, without waiting until it serves; M(gpuserve.sglang.health_gate) does that. A unit that systemd means
+        to start again after a pause is started now.
       - V(restored) keeps evidence, puts the unit and the settings of the deployment O(record) back and stops what runs.
         The files come first, so that whoever dies from here on leaves the deployment that served.
       - V(serving) notes that the gate has passed, so that the time without a server is over; M(gpuserve.sglang.deployment_record)
@@ -42,6 +43,16 @@ options:
     description: Whether running requests finish before a stop. Without it the service has ten seconds to end.
     type: bool
     default: true
+  port:
+    description:
+      - Port that the server will listen on. With it O(state=started) refuses, before it starts anything, when a process that does
+        not belong to the unit listens there; 0 does not look.
+    type: int
+    default: 0
+  host:
+    description: Address that the server will listen on; see O(port).
+    type: str
+    default: 127.0.0.1
   enabled:
     description: Whether the unit starts at boot. Without it this is left as it is.
     type: bool
@@ -184,9 +195,11 @@ def work(given: dict[str, Any], check_mode: bool, switch: Switch, result: dict[s
             switch.away.end()
         return
     if check_mode:
-        done = {"changed": switch.is_running() != (given["state"] == "started")}
+        done = {"changed": switch.wants_start() if given["state"] == "started" else switch.is_running()}
+    elif given["state"] == "started":
+        done = switch.start(given["host"], given["port"])
     else:
-        done = switch.start() if given["state"] == "started" else switch.stop(given["drain"])
+        done = switch.stop(given["drain"])
     result |= {**done, "changed": result["changed"] or done["changed"]}
     if given["enabled"] is not None and switch.is_enabled() != given["enabled"]:
         result["changed"] = True
@@ -202,6 +215,8 @@ def main() -> None:
             "state_dir": {"type": "path", "default": "/var/lib/sglang-kimi"},
             "record": {"type": "str", "choices": ["last-good", "previous-good"], "default": "last-good"},
             "drain": {"type": "bool", "default": True},
+            "port": {"type": "int", "default": 0},
+            "host": {"type": "str", "default": "127.0.0.1"},
             "enabled": {"type": "bool"},
             "evidence": {"type": "str"},
             "settings_dir": {"type": "path", "default": "/etc/gpuserve-sglang"},

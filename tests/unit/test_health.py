@@ -269,6 +269,11 @@ def test_alive_before_the_main_process_exists():
     assert h.judge_life(unit, None, h.Since(), 1) is None
     queued = replace(unit, active_state="inactive", sub_state="dead", job=True)
     assert h.judge_life(queued, None, h.Since(), 1) is None
+    # Our own start of a unit that systemd would have started later: the old death is not this start's.
+    waiting = replace(unit, sub_state="auto-restart", job=True)
+    assert h.judge_life(waiting, None, h.Since(), 1) is None
+    assert h.judge_life(replace(waiting, job=False), None, h.Since(), 1) is not None
+    assert h.judge_life(waiting, None, KNOWN, 1) is not None
 
 
 KILLED = {"main_pid": 0, "exec_main_code": 2, "exec_main_status": 9, "run_seconds": 42.0}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,8 +111,11 @@ def test_release_of_a_command() -> None:
 class Systemd:
     """A unit that stops some seconds after it was asked to, or only when it is killed."""
 
-    def __init__(self, state: str = "active", stops_after: float = 3.0, enabled: str = "enabled") -> None:
+    def __init__(
+        self, state: str = "active", stops_after: float = 3.0, enabled: str = "enabled", main_pid: int = 7
+    ) -> None:
         self.state, self.stops_after, self.enabled = state, stops_after, enabled
+        self.sub_state, self.main_pid = "", main_pid
         self.now, self.gone_at = 1000.0, float("inf")
         self.asked: list[str] = []
         self.fails: dict[str, CommandResult] = {}
@@ -136,7 +141,7 @@ class Systemd:
             self.gone_at = self.now + self.stops_after
         if verb == "kill":
             self.gone_at = self.now + 0.5
-        if verb == "start":
+        if verb in ("start", "restart"):
             self.state, self.gone_at = "activating", float("inf")
         if verb == "is-enabled":
             return CommandResult(0, self.enabled + "\n")
@@ -144,7 +149,7 @@ class Systemd:
             return CommandResult(0, "2min\n")
         if self.now >= self.gone_at:
             self.state = "failed"
-        shown = f"LoadState=loaded\nActiveState={self.state}\nInvocationID={'f' * 32}\nMainPID=7\n"
+        shown = f"LoadState=loaded\nActiveState={self.state}\nSubState={self.sub_state}\nInvocationID={'f' * 32}\nMainPID={self.main_pid}\n"
         return CommandResult(0, shown if verb == "show" else "")
 
 
@@ -221,6 +226,33 @@ def test_a_running_service_is_not_started(make, state: str) -> None:
     systemd = Systemd(state)
     assert not make(systemd).start()["changed"]
     assert systemd.asked == []
+
+
+@pytest.mark.parametrize("sub_state", ["auto-restart", "auto-restart-queued"])
+def test_what_systemd_would_start_after_a_pause_is_started_now(make, sub_state: str) -> None:
+    """`start` would wait for that pause, so the unit is restarted."""
+    systemd = Systemd("activating")
+    systemd.sub_state = sub_state
+    switch = make(systemd)
+    assert switch.wants_start()
+    assert switch.start() == {"changed": True, "started_at": 1000.0}
+    assert systemd.asked == [f"reset-failed {UNIT}", f"restart --no-block {UNIT}"]
+
+
+def test_a_start_refuses_a_port_that_somebody_else_holds(make) -> None:
+    """Nothing is started, and the words are the gate's."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        systemd = Systemd("inactive", main_pid=0)
+        with pytest.raises(SwitchError) as refused:
+            make(systemd).start("127.0.0.1", port)
+    assert systemd.asked == []
+    assert str(refused.value).startswith(f"port {port} is held by pid {os.getpid()} (")
+    assert str(refused.value).endswith(
+        "; it does not belong to engine.service (expected: a free port). Do: stop that process or choose another port. "
+        "Nothing was started."
+    )
+    assert make(systemd).start("127.0.0.1", port)["changed"], "the port is free again"
 
 
 def test_a_refusal_of_systemd_is_told_in_its_words(make) -> None:
