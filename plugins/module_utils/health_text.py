@@ -32,7 +32,14 @@ _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"""(?i)(["']?(?<!\w)\w*api[_-]?key["']?\s*[=:]\s*)(["'])(?:\\.|(?!\2).)*\2"""), r"\1\2***\2"),
     (re.compile(r"""(?i)(--[\w-]*api[_-]key(?:["']?\s*,\s*|\s+|=))(["'])(?:\\.|(?!\2).)*\2"""), r"\1\2***\2"),
     (re.compile(r"""(?i)(--[\w-]*api[_-]key(?:\s+|=))(?!["'*])\S+"""), r"\1***"),
-    (re.compile(r"""(?i)(?<![-\w])((?:\w+_)?api_key\s*[=:]\s*)(?!None\b|["'*])[^\s,;)\]}]+"""), r"\1***"),
+    (
+        re.compile(
+            r"""(?i)(?<![-\w])((?:\w+_)?api_key\s*[=:]\s*)(?!None\b|["'*])"""
+            # A quote that only ends the text around it stays.
+            r"""(?:[^\s,;)\]}"']|["'](?=[^\s,;)\]}"']))+"""
+        ),
+        r"\1***",
+    ),
     (re.compile(r"""(?i)(\bbearer\s+)[^\s"',;]+"""), r"\1***"),
     (re.compile(r"""(?i)(authorization["']?\s*[:=]\s*["']?)(?!\s|["']|bearer\b)[^"'\n]+"""), r"\1***"),
     # Variables such as HF_TOKEN and AWS_SECRET_ACCESS_KEY; a number of TOKENS is none.
@@ -43,6 +50,8 @@ _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
         ),
         r"\1***",
     ),
+    # User and password in an address.
+    (re.compile(r"""(://)[^/\s:@"']*:[^/\s@"']+@"""), r"\1***@"),
     (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), "hf_***"),
 )
 

@@ -24,7 +24,7 @@ from .verify import (
     skipped,
     unknown,
 )
-from .verify_unit import UnitSeen
+from .verify_unit import UnitSeen, variable_text
 
 #: Variables that change what the engine does: one that the plan does not have is a finding, others are nobody's business.
 ENGINE_VARIABLES = re.compile(
@@ -145,11 +145,12 @@ def _check_environment(seen: ProcessSeen, unit: UnitSeen, plan: Mapping[str, Any
     for name, value in wanted.items():
         has = seen.environment.get(name)
         if has != value and has != now.get(name):
-            found.append(f"{name}={scrub(has or '')} (planned {scrub(value)})" if has is not None else f"no {name}")
+            shown = f"{variable_text(name, has or '', wanted)} (planned {scrub(value)})"
+            found.append(shown if has is not None else f"no {name}")
     for name, value in seen.environment.items():
         known = name in wanted or name in _NOT_THE_UNITS or now.get(name) == value or unit.has_foreign_environment()
         if ENGINE_VARIABLES.match(name) and not known:
-            found.append(f"{name}={scrub(value)}, which the plan does not have")
+            found.append(f"{variable_text(name, value, wanted)}, which the plan does not have")
     if not found:
         return passed(id_, subject, "the plan's", "the plan's")
     return failed(

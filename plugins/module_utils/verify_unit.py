@@ -15,10 +15,11 @@ import errno
 import re
 import shlex
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from . import flags
 from .health import scrub
 from .service import setting_changes, without_secrets
 from .verify import Check, failed, listed, passed
@@ -57,9 +58,68 @@ class Directive:
     value: str
     path: str
 
-    def text(self) -> str:
-        """For people, without secrets."""
-        return f"{self.name}={scrub(self.value)}"
+    def text(self, known: Collection[str] = ()) -> str:
+        """For people. Of variables only those in ``known`` are shown with their values, and nothing that looks like a secret."""
+        return f"{self.name}={without_values(self.name, self.value, known)}"
+
+
+#: A word of a unit file with its quotes, which may begin anywhere in it.
+_WORD = re.compile(r"""(?:"(?:[^"\\]|\\.)*(?:"|$)|'(?:[^'\\]|\\.)*(?:'|$)|\\.|[^\s"'\\])+""")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+#: What looks like a variable in a command: ``env NAME=value program``.
+_IN_COMMAND = re.compile(r"(?<![\w-])([A-Z_][A-Z0-9_]*)=(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"']+)")
+
+
+def variable_text(name: str, value: str, known: Collection[str]) -> str:
+    """``NAME=value``; ``NAME=***`` unless the deployment itself has such a variable: who else sets one may keep a secret there."""
+    text = f"{name}={value}"
+    return text if name in known and flags.secret(name, value) is None and scrub(text) == text else f"{name}=***"
+
+
+def without_values(directive: str, value: str, known: Collection[str]) -> str:
+    """The value of a directive, or one line of it, for people: no value of a variable that is not ``known``, no secrets."""
+
+    def word(match: re.Match[str]) -> str:
+        quote = match.group()[0] if match.group()[0] in "\"'" else ""
+        name, equals, rest = match.group().strip("\"'").partition("=")
+        if not equals:
+            # Without a name it is the rest of a value, except where names alone are listed.
+            return match.group() if directive != "Environment" else "***"
+        return match.group() if not variable_text(name, rest, known).endswith("=***") else f"{quote}{name}=***{quote}"
+
+    if directive in ("Environment", "UnsetEnvironment"):
+        return _WORD.sub(word, value)
+    if directive.startswith("SetCredential"):
+        return f"{value.partition(':')[0]}:***"
+    if directive.startswith("Exec"):
+        value = _IN_COMMAND.sub(lambda match: variable_text(match.group(1), match.group(2), known), value)
+    return scrub(value)
+
+
+def _lines_without_values(text: str, known: Collection[str]) -> list[str]:
+    """The lines of a unit file, each for itself, as ``without_values`` shows them; comments too."""
+    shown: list[str] = []
+    directive = ""
+    for line in text.splitlines():
+        match = re.match(r"(\s*[#;]*\s*)([A-Za-z_]\w*)(\s*=\s*)(.*)", line)
+        comment = line.lstrip()[:1] in ("#", ";")
+        if comment and match and match.group(2) != match.group(2).upper():
+            # A directive that was commented out.
+            shown.append("".join(match.groups()[:3]) + without_values(match.group(2), match.group(4), known))
+            continue
+        if directive and not comment:
+            shown.append(without_values(directive, line, known))
+        elif match and re.fullmatch(r"[A-Z_][A-Z0-9_]*", match.group(2)):
+            # No directive: a variable in a comment, or one at the wrong place.
+            shown.append(f"{match.group(1)}{match.group(2)}=***")
+        elif match:
+            directive = match.group(2)
+            shown.append("".join(match.groups()[:3]) + without_values(directive, match.group(4), known))
+        else:
+            shown.append(scrub(line))
+        if not comment and not line.rstrip().endswith("\\"):
+            directive = ""
+    return shown
 
 
 def directives(text: str, path: str) -> list[Directive]:
@@ -300,8 +360,8 @@ def _differing(values: Iterable[str], shown: str) -> str:
     has = dict(word.split("=", 1) for word in _tokens(shown) if "=" in word)
     names = [name for name in dict.fromkeys([*written, *has]) if written.get(name) != has.get(name)]
     words = [
-        f"{scrub(f'{name}={has[name]}') if name in has else f'no {name}'} is loaded, written is "
-        f"{scrub(f'{name}={written[name]}') if name in written else 'no such variable'}"
+        f"{variable_text(name, has[name], written) if name in has else f'no {name}'} is loaded, written is "
+        f"{variable_text(name, written[name], written) if name in written else 'no such variable'}"
         for name in names
     ]
     return f"Environment: {listed(words)}"
@@ -320,15 +380,40 @@ def parse_shown(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def _where(entries: Iterable[Directive], unit: str) -> str:
+def _where(entries: Sequence[Directive], unit: str) -> str:
     paths = list(dict.fromkeys(entry.path for entry in entries))
-    return f"Remove {' and '.join(paths)}, `systemctl daemon-reload`, and run site.yml; or say it in the inventory ({unit})."
+    remove = f"Remove {' and '.join(paths)}, `systemctl daemon-reload`, and run site.yml"
+    names = secret_names(entries)
+    return f"{remove}. {_no_secrets(names)}" if names else f"{remove}; or say it in the inventory ({unit})."
+
+
+def secret_names(entries: Iterable[Directive]) -> list[str]:
+    """Variables and options among the directives that look like secrets: no variable of the inventory takes those."""
+    found: list[str] = []
+    for entry in entries:
+        if entry.name == "Environment":
+            found += [name for name, value in assignments(entry.value).items() if flags.secret(name, value)]
+        elif entry.name.startswith("Exec"):
+            options = [word.partition("=")[0] for word in _command(entry.value) if word.startswith("--")]
+            found += [option for option in options if flags.secret(option, "")]
+            found += [match.group(1) for match in _IN_COMMAND.finditer(entry.value) if flags.secret(*match.groups())]
+    return list(dict.fromkeys(found))
+
+
+def _no_secrets(names: Sequence[str]) -> str:
+    looks = "looks like a secret" if len(names) == 1 else "look like secrets"
+    return f"{', '.join(names)} {looks}: the inventory takes none, authentication belongs in front of the engine (a proxy)."
 
 
 def changed_lines(old: str, new: str) -> list[str]:
-    """Lines that came and went, without secrets."""
-    lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm=""))[2:]
-    return [scrub(line) for line in lines if not line.startswith("@@")]
+    """Lines that came and went, without secrets and without values of variables that the old text does not have."""
+    known = _variables(entry.value for entry in directives(old, "") if entry.name == "Environment")
+    before, after = _lines_without_values(old, known), _lines_without_values(new, known)
+    lines: list[str] = []
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old.splitlines(), new.splitlines(), False).get_opcodes():
+        if tag != "equal":
+            lines += [f"-{line}" for line in before[i1:i2]] + [f"+{line}" for line in after[j1:j2]]
+    return lines
 
 
 #: Check, its subject, the variable of the inventory that changes it, and whether a directive is its business.
@@ -351,6 +436,7 @@ def check_unit(seen: UnitSeen, known: Sequence[str] = ()) -> list[Check]:
     checks = [_check_file(seen)]
     edited = not checks[0].ok
     foreign = seen.changed_by_dropins()
+    variables = _variables(entry.value for entry in directives(seen.recorded, "") if entry.name == "Environment")
     stale = seen.shown.get("NeedDaemonReload") == "yes"
     # An edited file, or a drop-in, is said once: by the text.
     loaded = [] if edited else seen.not_loaded(expected | {entry.name for entry in foreign})
@@ -358,7 +444,7 @@ def check_unit(seen: UnitSeen, known: Sequence[str] = ()) -> list[Check]:
     unread = stale and not edited and not foreign
     for id_, subject, variable, mine in _GROUPS:
         entries = [entry for entry in foreign if mine(entry.name)]
-        words = [f"{entry.path} sets {_words(entry)}" for entry in entries]
+        words = [f"{entry.path} sets {_words(entry, variables)}" for entry in entries]
         words += [text for name, text in loaded if mine(name) and not unread]
         if words:
             action = (
@@ -400,13 +486,14 @@ def check_unit(seen: UnitSeen, known: Sequence[str] = ()) -> list[Check]:
     return checks
 
 
-def _words(entry: Directive) -> str:
+def _words(entry: Directive, known: Collection[str]) -> str:
+    text = entry.text(known)
     if entry.name != "ExecStart":
-        return entry.text()
+        return text
     try:
-        return "ExecStart=" + " ".join(without_secrets(shlex.split(entry.value)))
+        return "ExecStart=" + " ".join(without_secrets(shlex.split(text.partition("=")[2])))
     except ValueError:
-        return entry.text()
+        return text
 
 
 def _check_file(seen: UnitSeen) -> Check:
@@ -416,11 +503,16 @@ def _check_file(seen: UnitSeen) -> Check:
     if seen.on_disk == seen.recorded:
         return passed("unit_file", subject, "the text of the deployment")
     lines = changed_lines(seen.recorded, seen.on_disk)
+    names = secret_names(directives(seen.on_disk, ""))
+    stays = (
+        _no_secrets(names)
+        if names
+        else "What must stay belongs in the inventory (deployment_unit, deployment_overrides, deployment_extra_env)."
+    )
     return failed(
         "unit_file",
         subject,
         f"edited: {listed(lines)}",
         "the text of the deployment (deployments/last-good/unit)",
-        "Run site.yml: it writes the text anew. What must stay belongs in the inventory (deployment_unit, "
-        "deployment_overrides, deployment_extra_env).",
+        f"Run site.yml: it writes the text anew. {stays}",
     )

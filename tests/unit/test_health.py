@@ -569,6 +569,9 @@ def test_command_lines_in_messages_have_no_secrets(tmp_path):
         ("DB_PASSWORD=p,w;1", "DB_PASSWORD=***"),
         ("SGLANG_MAX_TOKENS=4096 HF_TOKEN_PATH=/x", "SGLANG_MAX_TOKENS=4096 HF_TOKEN_PATH=/x"),
         ("HF_TOKEN=***", "HF_TOKEN=***"),
+        ('"OPENAI_API_KEY=sk-x" y', '"OPENAI_API_KEY=***" y'),
+        ("'API_KEY=a\"b', c", "'API_KEY=***', c"),
+        ("DB=postgres://u:pa55@h/db http://h:80/x@y", "DB=postgres://***@h/db http://h:80/x@y"),
     ],
 )
 def test_variables_that_hold_a_secret_are_scrubbed(text: str, shown: str) -> None:

@@ -181,7 +181,7 @@ def test_a_drop_in_that_changes_a_directive_is_named_and_nothing_else(name: str)
     shown = {} if name in NOT_COMPARED else {property_of(name): other(property_of(name))}
     found = findings(seen({DROPIN: f"[Service]\n{name}=\n{name}={value}\n"}, shown))
     id_ = {"ExecStart": "unit_command", "Environment": "unit_environment"}.get(name, "unit_properties")
-    assert found == {id_: f"{DROPIN} sets {name}={value}"}
+    assert found == {id_: f"{DROPIN} sets {name}={value.replace('EVIL=1', 'EVIL=***')}"}
 
 
 @pytest.mark.parametrize("name", [name for name in WRITTEN if name != "Environment"])
@@ -247,6 +247,53 @@ def test_a_changed_command_and_environment_are_said_without_secrets() -> None:
     assert found["unit_command"].startswith("ExecStart: --api-key ")
     assert found["unit_environment"].startswith("Environment: API_KEY=")
     assert "hunter2" not in str(found)
+
+
+FOREIGN = 'DB=postgres://u:pa55@h/db "MYSETTING=plainSecret and more" ODD=now HF_HUB_OFFLINE="0"'
+
+
+def test_of_foreign_variables_only_the_names_are_shown() -> None:
+    """ODD is the deployment's own; who else sets a variable may keep a secret in it."""
+    assert "ODD" in PLAN["env"] and "HF_HUB_OFFLINE" not in PLAN["env"]
+    found = findings(seen({DROPIN: f"[Service]\nEnvironment={FOREIGN}\n"}))
+    assert found == {"unit_environment": f'{DROPIN} sets Environment=DB=*** "MYSETTING=***" ODD=now HF_HUB_OFFLINE=***'}
+    loaded = findings(seen(shown={"Environment": f"{SHOWN['Environment']} MYSETTING=plainSecret"}))
+    assert loaded["unit_environment"] == "Environment: MYSETTING=*** is loaded, written is no such variable"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (f"Environment={FOREIGN}", '+Environment=DB=*** "MYSETTING=***" ODD=now HF_HUB_OFFLINE=***'),
+        ("Environment=ODD=1 \\\n# B=x\n  MYSETTING=plainSecret 'DB=plainSecret x'",
+         "+Environment=ODD=1 \\; +# B=***; +  MYSETTING=*** 'DB=***'"),
+        ("# Environment=MYSETTING=plainSecret", "+# Environment=MYSETTING=***"),
+        ("#MYSETTING=plainSecret", "+#MYSETTING=***"),
+        ("Environment=ODD=http://u:plainSecret@h", "+Environment=ODD=***"),
+        ("ExecStartPre=/usr/bin/env MYSETTING=plainSecret ODD=2 true", "+ExecStartPre=/usr/bin/env MYSETTING=*** ODD=2 true"),
+        ("SetCredential=key:plainSecret", "+SetCredential=key:***"),
+        ("RestartSec=1", "+RestartSec=1"),
+    ],
+)  # fmt: skip
+def test_an_edited_unit_shows_no_foreign_values(line: str, shown: str) -> None:
+    found = findings(replace(seen(), on_disk=f"{TEXT}{line}\n"))
+    assert found == {"unit_file": f"edited: {shown}"}
+
+
+@pytest.mark.parametrize(
+    ("line", "secret"),
+    [
+        ("Environment=DB=postgres://u:pa55@h/db", "DB looks like a secret"),
+        ("Environment=HF_TOKEN=x API_KEY=y", "HF_TOKEN, API_KEY look like secrets"),
+        ("ExecStart=\nExecStart=/x --api-key y", "--api-key looks like a secret"),
+        ("Environment=NCCL_DEBUG=INFO", None),
+    ],
+)
+def test_a_secret_is_not_sent_to_the_inventory(line: str, secret: str | None) -> None:
+    for unit in (seen({DROPIN: f"[Service]\n{line}\n"}), replace(seen(), on_disk=f"{TEXT}{line}\n")):
+        (action,) = [check.action for check in check_unit(unit) if not check.ok]
+        assert ("inventory (deployment_" in action) == (secret is None)
+        assert secret is None or f"{secret}: the inventory takes none" in action
 
 
 @pytest.mark.parametrize(
