@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,7 @@ __all__ = [
     "descendants",
     "describe_process",
     "doing_text",
+    "gate_said",
     "generation_body",
     "held_by",
     "judge_generation",
@@ -181,6 +182,11 @@ _NO_SYSTEMD = re.compile(r"command not found|not been booted with systemd")
 GENERATION_TRIES = 3
 # A 503 that took so long is that of a scheduler which was asked and kept silent; that of a start comes at once.
 SILENT_AFTER = 10.0
+# In these words the gate ends, in the play and in the journal, and a wrong option ends it in those of argparse.
+HEALTHY = "/health 200"
+_GATE_SAID = re.compile(rf"^(?:.+ \(expected: {HEALTHY} |gate: error: )")
+# The tracebacks of eight ranks come between the gate's words and the end of a journal.
+SAID_WITHIN = 1000
 # Memory is read once from a server that has just answered.
 INFO_TIMEOUT = 5.0
 
@@ -467,6 +473,12 @@ def check_options(options: Options) -> str:
     return ""
 
 
+def gate_said(lines: Iterable[str]) -> str:
+    """The last words of the gate that runs inside the start (ExecStartPost=); empty when it said none."""
+    said = [line.strip() for line in lines if _GATE_SAID.search(line)]
+    return said[-1].partition(" Last journal lines:")[0] if said else ""
+
+
 def unit_name(unit: str) -> str:
     """`sglang-kimi` -> `sglang-kimi.service`; systemctl would do the same, messages should too."""
     return unit if not unit or "." in unit else f"{unit}.service"
@@ -499,6 +511,7 @@ class Gate:
     generation: Generation | None = None
     pool: Pool | None = None
     journal: list[str] = field(default_factory=list)
+    said: str = ""
     _addresses: list[str] = field(default_factory=list)
     _began: float = 0.0
     _before: float = 0.0
@@ -754,8 +767,10 @@ class Gate:
         final = verdict.state not in INTERIM
         if final and verdict.state != READY and self.options.unit and not self.journal:
             known = self.since.invocation_id or (self.unit.invocation_id if self.unit else "")
-            lines = observe_journal(self.options.unit, known, self.options.journal_lines, self.run)
-            self.journal = last_pieces(lines)
+            few = self.options.journal_lines
+            lines = observe_journal(self.options.unit, known, max(few, SAID_WITHIN) if known and few else few, self.run)
+            self.said = gate_said(lines)
+            self.journal = last_pieces(line for line in lines[-few:] if not self.said or not line.startswith(self.said))
         pid = self.since.main_pid or self.options.pid
         if self.unit is not None and self.unit.main_pid:
             pid = self.unit.main_pid
@@ -792,7 +807,7 @@ class Gate:
         if verdict.state != FAILED or " after " not in found:
             found += f" after {seconds_text(elapsed)} s"
         more = {GENERATION_FAILED: " and one generation", POOL_TOO_SMALL: " and the planned KV pool"}
-        wanted = "/health 200" + more.get(verdict.state, "")
+        wanted = HEALTHY + more.get(verdict.state, "")
         text = (
             f"{found} (expected: {wanted} on {options.host}:{options.port} within {seconds_text(options.timeout)} s)."
         )
@@ -801,6 +816,9 @@ class Gate:
             todo.append(f"journalctl -u {options.unit} -n 200")
         if todo:
             text += f" Do: {'; '.join(todo)}."
+        # It ended the start for this reason, and what the engine wrote over its end comes after it.
+        if self.said and steady(self.said.partition(f" (expected: {HEALTHY}")[0]) != steady(found):
+            text += f" The gate of the start said: {self.said}"
         if self.journal:
             text += " Last journal lines:\n" + "\n".join(f"  {line}" for line in self.journal)
         return text

@@ -234,7 +234,8 @@ journal:
   type: list
   elements: str
 msg:
-  description: What was found; on failure also what was expected, what to do, and the last journal lines.
+  description: What was found; on failure also what was expected, what to do, what the gate of the start itself said, and the
+    last journal lines.
   returned: always
   type: str
 """

@@ -209,6 +209,33 @@ def test_death_during_a_pending_request_is_seen_within_two_seconds(engine):
     assert result["journal"] == ["last words api_key='***'"]
 
 
+SAID = "port 30000 is held by pid 12 (nc -l 30000); it does not belong to sglang-kimi.service after 0.3 s "
+SAID += "(expected: /health 200 and one generation on 127.0.0.1:30000 within 895 s). "
+SAID += "Do: stop that process or choose another port."
+
+
+def test_what_the_gate_of_the_start_said_comes_before_the_engines_last_lines(free_port):
+    """The gate inside the unit ended the start; the traceback of the engine's end pushes its words out of the last lines."""
+    trace = [f"  File x.py, line {number}" for number in range(40)]
+    journal = "\n".join(
+        ["Load weight begin", f"{SAID} Last journal lines:", "  Load weight begin", *trace, "KeyboardInterrupt"]
+    )
+    result = gate(free_port, Systemd(changes=[(0.3, DEATH)], journal=journal), timeout=60.0, journal_lines=3).wait()
+    assert result["msg"].startswith(f"{UNIT} died while loading")
+    found, told, last = result["msg"].partition(f" The gate of the start said: {SAID} Last journal lines:\n")
+    assert told and "port 30000" not in found
+    assert last == "  File x.py, line 38\n  File x.py, line 39\n  KeyboardInterrupt"
+    assert result["journal"] == ["File x.py, line 38", "File x.py, line 39", "KeyboardInterrupt"]
+
+
+def test_what_the_gate_of_the_start_said_is_not_told_twice():
+    words = f"{UNIT} did not become ready: still loading after 7 s"
+    seen = h.Gate(h.Options(unit=UNIT), said=f"{words} (expected: /health 200 on x:1 within 7 s).")
+    assert "said" not in seen.message(h.Verdict(h.TIMEOUT, f"{UNIT} did not become ready: still loading"), 12)
+    assert h.gate_said(["gate: error: /etc/x.json cannot be read", "x"]) == "gate: error: /etc/x.json cannot be read"
+    assert h.gate_said(["GET /health 200", ""]) == ""
+
+
 @pytest.mark.parametrize("engine", [{"hang_chat": 30}], indirect=True)
 def test_death_during_the_generation(engine):
     result = gate(engine.port, Systemd(changes=[(1.0, DEATH)]), timeout=60.0).wait()
