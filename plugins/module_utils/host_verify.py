@@ -133,7 +133,8 @@ class Look:
             )
         self.record = found
         plan = found["plan"]
-        self.attempt("deployed", "deployment on record", lambda: hosts.check_deployed(expected.plan, found))
+        earlier = self._deployed_before(found["id"])
+        self.attempt("deployed", "deployment on record", lambda: hosts.check_deployed(expected.plan, found, earlier))
         self._release(plan)
         seen = self.collect(host_info.Wanted(paths=tuple(expected.disk_paths)))
         self.attempt(
@@ -153,6 +154,15 @@ class Look:
         self.attempt("disk", "free disk space", lambda: hosts.check_disks(seen["disks"], expected.min_free_gb))
         self._files(plan)
         return result(self.checks)
+
+    def _deployed_before(self, last: str) -> bool:
+        """Whether the inventory's plan, or its very process, is on record as a deployment other than the last one."""
+        wanted = self.expected.plan or {}
+        for file in sorted(Records(self.at(self.expected.state_dir)).root.glob("[!.]*/plan.json")):
+            plan = _document(file) if not file.parent.is_symlink() and file.parent.name != last else None
+            if isinstance(plan, dict) and any(plan.get(key) == wanted.get(key, "") for key in ("hash", "process_hash")):
+                return True
+        return False
 
     def _release(self, plan: Mapping[str, Any]) -> None:
         python = plan["command"][0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,17 +100,19 @@ def _settings(command: Sequence[str], environment: Mapping[str, str]) -> list[st
 def difference(
     command: Sequence[str], environment: Mapping[str, str], wanted: Sequence[str], wanted_environment: Mapping[str, str]
 ) -> str:
-    """What runs against what is wanted, as a unified diff of one setting a line; empty when equal."""
-    return "\n".join(
-        difflib.unified_diff(
-            _settings(command, environment),
-            _settings(wanted, wanted_environment),
-            "running",
-            "planned",
-            n=0,
-            lineterm="",
-        )
+    """What runs against what is wanted, as a unified diff of one setting a line; empty when equal.
+
+    A space parts the sign from an option: ``- --port 1`` instead of ``---port 1``.
+    """
+    lines = difflib.unified_diff(
+        _settings(command, environment),
+        _settings(wanted, wanted_environment),
+        "running",
+        "planned",
+        n=0,
+        lineterm="",
     )
+    return "\n".join(re.sub(r"^([-+])(?=--[^ ])", r"\1 ", line) for line in lines)
 
 
 def setting_changes(

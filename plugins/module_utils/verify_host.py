@@ -17,8 +17,8 @@ COMMAND_HEADING = "## 6. Exact launch command"
 HANDBOOK_PLAN = re.compile(r"plan[: ]+`?([0-9a-f]{12,64})`?")
 
 
-def check_deployed(plan: Mapping[str, Any] | None, record: Mapping[str, Any]) -> Check:
-    """Whether the inventory's plan is the one that was deployed."""
+def check_deployed(plan: Mapping[str, Any] | None, record: Mapping[str, Any], earlier: bool = False) -> Check:
+    """Whether the inventory's plan is the one that was deployed. ``earlier``: it is on record as a deployment before this one."""
     id_, subject = "deployed", "deployment on record"
     has = f"plan {str(record['plan']['hash'])[:12]} (profile {record['plan']['profile']})"
     if plan is None:
@@ -26,6 +26,15 @@ def check_deployed(plan: Mapping[str, Any] | None, record: Mapping[str, Any]) ->
     if plan["hash"] == record["plan"]["hash"]:
         return passed(id_, subject, has, "the inventory's plan")
     lines = changes(record["plan"], plan)
+    if earlier:
+        return failed(
+            id_,
+            subject,
+            f"{has}; the inventory's plan {str(plan['hash'])[:12]} was deployed before and is not what serves: {listed(lines, 8)}",
+            "the inventory's plan",
+            "Somebody went back, with playbooks/rollback.yml for example (the history on the host says why): take the change out of "
+            "the inventory, or site.yml deploys it again.",
+        )
     return failed(
         id_,
         subject,

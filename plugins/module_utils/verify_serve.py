@@ -62,13 +62,19 @@ def check_process(seen: ProcessSeen, unit: UnitSeen, plan: Mapping[str, Any]) ->
     if not seen.runs:
         how = seen.status.exit_text()
         found = f"{seen.status.active_state}/{seen.status.sub_state}" + (f" ({how})" if how else "")
+        why = f"`journalctl -u {name} -n 100` says why; `systemctl start {name}` starts it and waits until it serves."
+        if seen.status.active_state == "inactive":
+            why = (
+                f"It was stopped and did not fail (playbooks/stop.yml, or `systemctl stop {name}`; `journalctl -u {name} -n 20` says when): "
+                f"playbooks/start.yml starts it, or on the host `systemctl start {name}`; both wait until it serves."
+            )
         return [
             failed(
                 "process",
                 f"process of {name}",
                 found,
                 "active/running",
-                f"`journalctl -u {name} -n 100` says why; `systemctl start {name}` starts it and waits until it serves.",
+                why,
             )
         ]
     checks = [passed("process", f"process of {name}", f"active/running, pid {seen.status.main_pid}", "active/running")]

@@ -274,7 +274,7 @@ def test_the_operator_rolls_back_and_forward(box: Box) -> None:
     added = after.removeprefix(before)
     assert added.count("<!-- deployment: ") == 1
     assert ": back to plan `" in added and "Why: seven are too few." in added
-    assert "---max-running-requests 7\n+--max-running-requests 8\n" in added
+    assert "- --max-running-requests 7\n+ --max-running-requests 8\n" in added
     assert "Write the handbook" in run.changed
     assert "--max-running-requests 8" in box.sh(f"cat {HANDBOOK}")
     # The handbook speaks of what serves again, so nothing is left to do for the inventory that asks for it.

@@ -36,8 +36,8 @@ def test_plan_against_what_runs(serving_box: Box) -> None:
     other = serving_box.play("playbooks/plan.yml", "--diff", deployment_overrides={"max_running_requests": 4})
     assert "Restart: yes, the running process follows another plan" in other.stdout
     assert "What runs is what is planned." in same.stdout
-    assert "---max-running-requests 8" in other.stdout
-    assert "+--max-running-requests 4" in other.stdout
+    assert "- --max-running-requests 8" in other.stdout
+    assert "+ --max-running-requests 4" in other.stdout
     assert other.changed == []
     assert serving_box.main_pid == pid > 0
 

@@ -207,7 +207,7 @@ def test_an_inventory_that_was_not_deployed(guarded: Box) -> None:
     run = guarded.play("playbooks/verify.yml", deployment_overrides={"max_running_requests": 5})
     assert run.rc == 2
     assert not_well(found_by(run)) == ["deployed"]
-    assert "+--max-running-requests 5" in text_of(found_by(run), "deployed")
+    assert "+ --max-running-requests 5" in text_of(found_by(run), "deployed")
 
 
 def verify_py(box: Box, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -219,7 +219,7 @@ def test_history_grows_by_one_entry_a_deployment(tmp_path: Path, plan: dict[str,
     second = history.updated(first, other, tmp_path, "2026-12-01 05:00 UTC")
     assert second.startswith(first)
     added = second.removeprefix(first)
-    assert "```diff\n---max-running-requests 48\n+--max-running-requests 64\n" in added
+    assert "```diff\n- --max-running-requests 48\n+ --max-running-requests 64\n" in added
     assert second.count("<!-- deployment: ") == 2
 
     deploy(tmp_path, plan)
@@ -265,7 +265,7 @@ def test_a_rollback_has_an_entry_of_its_own(tmp_path: Path, plan: dict[str, Any]
         f"from `{other['hash'][:12]}` (profile `eagle3-topk1-v2`) to `{plan['hash'][:12]}` (profile `eagle3-topk1-v2`). "
         "Why: slower at 30 <! -- deployment: {} -- > requests, api_key=***.\n"
     ) in added
-    assert "```diff\n---max-running-requests 64\n+--max-running-requests 48\n" in added
+    assert "```diff\n- --max-running-requests 64\n+ --max-running-requests 48\n" in added
     assert "Ready after 9.0 s." in added and "driver" not in added
     assert added.count("<!-- deployment: ") == 1
 

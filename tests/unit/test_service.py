@@ -197,10 +197,10 @@ def test_difference_has_one_setting_a_line_and_no_secret() -> None:
     )
     assert difference(*running, *running) == ""
     assert difference(*running, ["/opt/python", "-m", "engine", "--port", "8001", "--flag"], {"B": "2"}) == (
-        "--- running\n+++ planned\n@@ -2,2 +2 @@\n---port 8000\n---api-key ***\n+--port 8001\n"
+        "--- running\n+++ planned\n@@ -2,2 +2 @@\n- --port 8000\n- --api-key ***\n+ --port 8001\n"
         "@@ -5 +3,0 @@\n-A=1\n@@ -7 +4,0 @@\n-ENGINE_API_KEY=***"
     )
-    assert difference([], {}, ["--a", "1"], {}) == "--- running\n+++ planned\n@@ -0,0 +1 @@\n+--a 1"
+    assert difference([], {}, ["--a", "1"], {}) == "--- running\n+++ planned\n@@ -0,0 +1 @@\n+ --a 1"
 
 
 RUNNING = {"active_state": "active", "main_pid": 7, "plan_hash": "a" * 64, "newer": [], "drop_ins": []}

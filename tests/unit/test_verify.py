@@ -309,6 +309,9 @@ DRIFTS: dict[str, tuple[Callable[[Host], Any], str, list[str]]] = {
         lambda h: (h.shown.update(ActiveState="failed", SubState="failed", MainPID="0", ExecMainCode="2", ExecMainStatus="9"),
                    h.facts.update(ports=[], servers=[])),
         "process", ["failed/failed", "status=9/KILL", "journalctl"]),
+    "stopped by hand": (
+        lambda h: (h.shown.update(ActiveState="inactive", SubState="dead", MainPID="0"), h.facts.update(ports=[], servers=[])),
+        "process", ["inactive/dead |", "was stopped and did not fail", "playbooks/start.yml", f"systemctl start {UNIT}"]),
     "another command": (
         lambda h: h.process([*COMMAND[:-1], "30001", "--api-key", "hunter2"], {**PLAN["env"], "GPUSERVE_PLAN": "p1"}),
         "process_command", ["has --port 30001", "lacks --port 30000"]),
@@ -400,8 +403,24 @@ def test_an_undeployed_inventory_is_said_once(host: Host) -> None:
     }
     found = host.verify(plan=other, settings={"gate": {"timeout": 300}})
     assert named(found) == ["deployed"]
-    assert "+--tp-size 2" in text_of(found, "deployed")
+    assert "was not deployed: " in text_of(found, "deployed") and "Run site.yml" in text_of(found, "deployed")
+    assert "+ --tp-size 2" in text_of(found, "deployed")
     assert "+unit.restart_sec=60" in text_of(found, "deployed")
+
+
+@pytest.mark.parametrize("key", ["hash", "process_hash"])
+def test_a_plan_that_was_rolled_back_is_not_called_undeployed(host: Host, key: str) -> None:
+    """What the inventory holds is on the host as an earlier deployment: site.yml would deploy it again."""
+    other = {**PLAN, "hash": "e" * 64, "process_hash": "q" * 64, "command": [*COMMAND, "--tp-size", "2"]}
+    host.write(
+        f"var/lib/sglang-kimi/deployments/{'q' * 12}/plan.json",
+        json.dumps({**other, "hash": "f" * 64, key: other[key]}),
+    )
+    found = host.verify(plan=other)
+    assert named(found) == ["deployed"]
+    text = text_of(found, "deployed")
+    assert f"{'e' * 12} was deployed before and is not what serves: + --tp-size 2 | " in text
+    assert "playbooks/rollback.yml" in text and "or site.yml deploys it again" in text and "Run site.yml" not in text
 
 
 def test_known_dropins_are_no_finding(host: Host) -> None:
