@@ -34,6 +34,7 @@ from .health_host import descendants
 from .health_http import HttpAnswer, HttpRequest
 from .health_text import scrub
 from .metrics import FINISHED, GENERATED, Load, Metrics, parse_loads
+from .record import document as shown_document
 
 RUNS = Path("/run/gpuserve-sglang")
 PREFIX = "benchmark-"
@@ -375,7 +376,7 @@ def store(
     while (folder / f"{name}.json").exists():
         more += 1
         name = f"{stamp}-{more}"
-    previous = read_json(folder / "latest.json")
+    previous = shown_document(folder / "latest.json")[0] or None
     lines = folder / f"{name}.jsonl"
     lines.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
     lines.chmod(0o644)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .health_text import scrub
-from .record import LAST, PREVIOUS, RecordError, Records
+from .record import LAST, PREVIOUS, RecordError, Records, document
 from .service import difference
 
 HEAD = """# History of this server
@@ -135,14 +135,6 @@ def entry(
     return "\n".join(lines) + "\n" + measured_block(measured, plan)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def updated(
     text: str,
     plan: Mapping[str, Any],
@@ -169,8 +161,8 @@ def updated(
         return new
     match = re.search(r"/releases/([0-9a-f]+)/", plan["command"][0])
     mark = {"plan": plan["hash"], "process": plan["process_hash"], "release": match.group(1) if match else ""}
-    measured = _json(state_dir / "benchmarks" / "latest.json")
-    start = _json(state_dir / "last-start.json")
+    measured = document(state_dir / "benchmarks" / "latest.json")[0]
+    start = document(state_dir / "last-start.json")[0]
     found = last_entry(new)
     before = previous["plan"] if previous else None
     if rollback is not None:

@@ -24,7 +24,7 @@ from . import verify_serve as serve
 from . import verify_unit as units
 from .apt_guard import dpkg_status
 from .cuda import matches
-from .record import LAST, RecordError, Records
+from .record import LAST, RecordError, Records, document
 from .service import process_started, process_words
 from .verify import Check, Expected, failed, result, skipped, unknown
 
@@ -279,8 +279,7 @@ class Look:
         self.attempt("kv_pool", "KV pool", lambda: serve.check_pool(plan, info, expected.kv_tolerance))
         speculates = well and plan["args"].get("--speculative-algorithm")
         metrics = self.ask("GET", "/metrics", None, expected.request_timeout) if speculates else None
-        measured = _document(self.at(f"{expected.state_dir}/benchmarks/latest.json"))
-        benchmark = measured if isinstance(measured, dict) else None
+        benchmark = document(self.at(f"{expected.state_dir}/benchmarks/latest.json"))[0] or None
         self.attempt(
             "accept_length", "acceptance length", lambda: serve.check_speculation(plan, info, metrics, benchmark)
         )

@@ -3,14 +3,21 @@
 ``<state>/deployments/<id>/`` holds the unit file, the plan and the settings files of a deployment that served; the links ``last-good`` and
 ``previous-good`` beside them name the two last ones. The id is the start of the plan's process hash. Nothing is downloaded
 or built for a rollback: the release that the unit names stands beside the others.
+
+The state directory belongs to the service's user, who can put another ``deployments`` there. What is read here becomes a unit that
+systemd runs as root: so nothing is read from, or written to, what root (or whoever reads) does not own alone, and each folder is
+held open from the look at it on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +28,104 @@ ID_LENGTH = 12
 
 class RecordError(Exception):
     """Says what was found, what was expected and what to do."""
+
+
+ADVICE = (
+    "Whoever can write there chooses what root puts in place. Look who changed it; then move it away (`mv`, as root) and run "
+    "site.yml, which makes a new record."
+)
+
+
+def is_inside(name: str) -> bool:
+    """Whether a link's text names something beside the link."""
+    return bool(name) and "/" not in name and name not in (".", "..")
+
+
+def check_owned(descriptor: int, path: Path) -> None:
+    """Raise RecordError unless what is open belongs to root or to who reads, who alone can write to it."""
+    found = os.fstat(descriptor)
+    if found.st_uid not in (0, os.geteuid()):
+        raise RecordError(f"{path} belongs to uid {found.st_uid}, expected root (uid 0). {ADVICE}")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(found.st_mode)
+        raise RecordError(
+            f"{path} has mode {mode:04o}, expected one without write permission for group and others. {ADVICE}"
+        )
+
+
+@contextlib.contextmanager
+def owned_folder(path: Path, name: str = "", at: int | None = None) -> Iterator[int]:
+    """A folder, held open; ``name`` below the open folder ``at``.
+
+    RecordError when it is none or not ours, FileNotFoundError without it.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(name or path, flags, dir_fd=at)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise RecordError(f"{path} is a link or no folder, expected a folder of root's. {ADVICE}") from error
+        raise RecordError(
+            f"{path} cannot be read ({error.strerror}), expected a folder of root's. Run this as root."
+        ) from error
+    try:
+        check_owned(descriptor, path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _opened(name: str, at: int) -> int:
+    # Without waiting: somebody may have put a pipe there.
+    return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+
+
+def _regular(descriptor: int, name: str) -> str:
+    """The text of an open file, which is closed."""
+    with os.fdopen(descriptor, encoding="utf-8") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", name)
+        return stream.read()
+
+
+def _owned_text(folder: Path, name: str, at: int) -> str:
+    descriptor = _opened(name, at)
+    try:
+        check_owned(descriptor, folder / name)
+    except RecordError:
+        os.close(descriptor)
+        raise
+    return _regular(descriptor, name)
+
+
+def document(path: Path) -> tuple[dict[str, Any], str]:
+    """A JSON document that the service's user may have replaced, to be shown: empty without one; then why it cannot be read.
+
+    No link leads out of its folder, so that root shows nobody's other files: only a name beside it may stand in one.
+    """
+    why = ""
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            name = path.name
+            with contextlib.suppress(OSError):
+                name = os.readlink(name, dir_fd=folder)
+            if is_inside(name):
+                found = json.loads(_regular(_opened(name, folder), name))
+                if isinstance(found, dict):
+                    return found, ""
+                why = f"it holds {type(found).__name__}"
+            else:
+                why = f"it is a link to {name}"
+        finally:
+            os.close(folder)
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, ValueError, RecursionError) as error:
+        why = str(error) or type(error).__name__
+    return {}, f"{path} cannot be read ({why}), expected a JSON document; it counts as none on record. Remove it."
 
 
 class Tuning:
@@ -49,12 +154,18 @@ class Tuning:
     def end(self, state_dir: Path) -> None:
         """Nothing is put back any more. The records are those of before, without the profiles that were only tried."""
         root, kept = Records(state_dir).root, self.folder / "deployments"
+        for path in (root, kept):
+            # What cannot be trusted is neither put back nor thrown away.
+            with contextlib.suppress(FileNotFoundError), owned_folder(path):
+                pass
         # First: whoever is killed from here on has deployed.
         (self.folder / "session.json").unlink(missing_ok=True)
         if kept.is_dir():
             new = root.with_name(f".{root.name}.new")
             shutil.rmtree(new, ignore_errors=True)
-            shutil.copytree(kept, new, symlinks=True)
+            new.mkdir(mode=0o755)
+            with owned_folder(new) as at:
+                shutil.copytree(kept, f"/proc/self/fd/{at}", symlinks=True, dirs_exist_ok=True)
             shutil.rmtree(root, ignore_errors=True)
             new.rename(root)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -65,6 +176,13 @@ def settings_files(unit: str, folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{unit.removesuffix('.service')}.*json"))
 
 
+def _write(path: Path, text: str) -> None:
+    """Whatever the umask is, nobody else can write to it: it would not be read again."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(text)
+
+
 class Records:
     """The records below a state directory."""
 
@@ -72,41 +190,57 @@ class Records:
         self.root = state_dir / "deployments"
 
     def linked(self, link: str) -> str:
-        """Id that a link names; empty when there is none."""
+        """Id that a link names; empty when there is none, or when it leads elsewhere."""
         try:
-            return Path(os.readlink(self.root / link)).name
+            name = os.readlink(self.root / link)
         except OSError:
             return ""
+        return name if is_inside(name) else ""
 
     def read(self, link: str) -> dict[str, Any] | None:
         """``{id, unit, plan, settings}`` of the deployment that a link names; None without one. Raises RecordError.
 
         ``settings`` are the texts of the settings files by their path.
         """
-        name = self.linked(link)
-        if not name:
+        try:
+            with owned_folder(self.root) as root:
+                try:
+                    name = os.readlink(link, dir_fd=root)
+                except OSError:
+                    return None
+                if not is_inside(name):
+                    raise RecordError(
+                        f"{self.root / link} names {name}, expected the name of a folder beside it. "
+                        "Remove the link, or deploy again to make a new record."
+                    )
+                return self._entry(link, name, root)
+        except FileNotFoundError:
             return None
+
+    def _entry(self, link: str, name: str, root: int) -> dict[str, Any]:
         folder = self.root / name
         try:
-            return {
-                "id": name,
-                "unit": (folder / "unit").read_text(),
-                "plan": json.loads((folder / "plan.json").read_text()),
-                "settings": self._settings(folder),
-            }
-        except (OSError, ValueError) as error:
+            with owned_folder(folder, name, root) as at:
+                return {
+                    "id": name,
+                    "unit": _owned_text(folder, "unit", at),
+                    "plan": json.loads(_owned_text(folder, "plan.json", at)),
+                    "settings": self._settings(folder, at),
+                }
+        except (OSError, ValueError, AttributeError) as error:
             raise RecordError(
                 f"{self.root / link} names {name}, which cannot be read ({error}); expected a unit and a plan. "
                 "Remove the link, or deploy again to make a new record."
             ) from error
 
     @staticmethod
-    def _settings(folder: Path) -> dict[str, str]:
-        file = folder / "settings.json"
-        if not file.exists():
+    def _settings(folder: Path, at: int) -> dict[str, str]:
+        try:
+            text = _owned_text(folder, "settings.json", at)
+        except FileNotFoundError:
             # Recorded by an earlier release of the collection.
             return {}
-        return {str(path): str(text) for path, text in json.loads(file.read_text()).items()}
+        return {str(path): str(content) for path, content in json.loads(text).items()}
 
     def is_recorded(self, unit: str, plan: Mapping[str, Any], settings: Mapping[str, str] | None = None) -> bool:
         """Whether exactly this deployment is the last good one."""
@@ -123,15 +257,28 @@ class Records:
 
     def keep(self, unit: str, plan: Mapping[str, Any], settings: Mapping[str, str] | None = None) -> None:
         """Record a deployment that serves, and make it the last good one."""
+        with contextlib.suppress(FileExistsError):
+            self.root.mkdir(mode=0o755, parents=True)
+        with owned_folder(self.root) as at:
+            # The very folder that was looked at, whatever its name leads to by now.
+            held = Records(self.root.parent)
+            held.root = Path(f"/proc/self/fd/{at}")
+            try:
+                held._keep(unit, plan, settings)
+            except OSError as error:
+                if error.filename is not None:
+                    error.filename = str(error.filename).replace(str(held.root), str(self.root), 1)
+                raise
+
+    def _keep(self, unit: str, plan: Mapping[str, Any], settings: Mapping[str, str] | None) -> None:
         name = str(plan["process_hash"])[:ID_LENGTH]
-        self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
         new = self.root / f".{name}.new"
         shutil.rmtree(new, ignore_errors=True)
-        new.mkdir()
-        (new / "unit").write_text(unit)
+        new.mkdir(mode=0o755)
+        _write(new / "unit", unit)
         # In its own order, since units and handbooks are rendered from it again.
-        (new / "plan.json").write_text(json.dumps(plan, indent=1) + "\n")
-        (new / "settings.json").write_text(json.dumps(settings or {}, indent=1, sort_keys=True) + "\n")
+        _write(new / "plan.json", json.dumps(plan, indent=1) + "\n")
+        _write(new / "settings.json", json.dumps(settings or {}, indent=1, sort_keys=True) + "\n")
         shutil.rmtree(self.root / name, ignore_errors=True)
         new.rename(self.root / name)
         last = self.linked(LAST)

@@ -29,7 +29,7 @@ options:
         command line and environment with the planned ones.
     type: dict
   state_dir:
-    description: State directory of the service, whose records RV(last_good) and RV(last_start) come from.
+    description: State directory of the service, whose records RV(last_good), RV(last_start) and RV(benchmark) come from.
     type: path
 attributes:
   check_mode:
@@ -113,8 +113,18 @@ last_good:
   type: dict
   returned: always
 last_start:
-  description: The record of the last start that served; empty without O(state_dir) or without one.
+  description:
+    - The record of the last start that served; empty without O(state_dir) or without one.
+    - One that cannot be read counts as none, with a warning that names the file.
   type: dict
+  returned: always
+benchmark:
+  description: The last good measurements, as RV(last_start).
+  type: dict
+  returned: always
+served:
+  description: Whether there is a record of a start, be it readable or not; false without O(state_dir).
+  type: bool
   returned: always
 difference:
   description: >-
@@ -137,18 +147,18 @@ unit:
   returned: always
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuserve.sglang.plugins.module_utils.record import LAST, RecordError, Records
+from ansible_collections.gpuserve.sglang.plugins.module_utils.record import LAST, RecordError, Records, document
 from ansible_collections.gpuserve.sglang.plugins.module_utils.service import (
     difference,
     read_service,
     setting_changes,
     start_reasons,
 )
-from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import last_start
 
 
 def last_good(state_dir: Path) -> dict[str, Any] | None:
@@ -183,9 +193,14 @@ def main() -> None:
     wanted = {str(name): str(value) for name, value in (plan or {}).get("env", {}).items()}
     result = {"changed": False, **read_service(module.params["unit"], module.params["newer"], list(wanted))}
     result |= {"reasons": [], "difference": "", "changes": [], "last_good": None, "last_start": {}}
+    result |= {"benchmark": {}, "served": False}
     if module.params["state_dir"]:
         state_dir = Path(module.params["state_dir"])
-        result |= {"last_good": last_good(state_dir), "last_start": last_start(state_dir)}
+        result |= {"last_good": last_good(state_dir), "served": os.path.lexists(state_dir / "last-start.json")}
+        for key, path in (("last_start", "last-start.json"), ("benchmark", "benchmarks/latest.json")):
+            result[key], why = document(state_dir / path)
+            if why:
+                module.warn(why)
     if plan is not None:
         missing = [key for key in ("process_hash", "command", "env") if not plan.get(key)]
         if missing:

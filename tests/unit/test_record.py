@@ -18,9 +18,10 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
     RecordError,
     Records,
     Tuning,
+    document,
     settings_files,
 )
-from ansible_collections.gpuserve.sglang.plugins.modules import deployment_record
+from ansible_collections.gpuserve.sglang.plugins.modules import deployment_record, service_info
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 
@@ -115,6 +116,170 @@ def test_a_plan_comes_back_in_its_own_order(records: Records) -> None:
     found = records.read(LAST)
     assert found is not None and list(found["plan"]["env"]) == ["B", "A", "C"]
     assert list(found["plan"]) == list(ordered)
+
+
+# --- what the service's user can do in its state directory --------------------------------------------------------------
+
+
+def entry_of(records: Records) -> Path:
+    return records.root / records.linked(LAST)
+
+
+def swap(records: Records, into: str) -> None:
+    """What the owner of the state directory can do to root's folder: rename it, and put something of the same name there."""
+    other = records.root.with_name("renamed")
+    records.root.rename(other)
+    if into == "link":
+        records.root.symlink_to(other)
+    else:
+        records.root.write_text("")
+
+
+def foreign(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    os.chown(path, 65534, -1, follow_symlinks=False)
+
+
+SWAPPED = {
+    "a link": (lambda r: swap(r, "link"), "deployments is a link or no folder, expected a folder of root's"),
+    "a file": (lambda r: swap(r, "file"), "deployments is a link or no folder, expected a folder of root's"),
+    "folder of another": (lambda r: foreign(r.root), "deployments belongs to uid 65534, expected root"),
+    "folder for all": (
+        lambda r: r.root.chmod(0o777),
+        "deployments has mode 0777, expected one without write permission",
+    ),
+    "folder for the group": (lambda r: r.root.chmod(0o775), "deployments has mode 0775, expected one without"),
+}
+ALTERED = {
+    "entry of another": (lambda r: foreign(entry_of(r)), "belongs to uid 65534, expected root"),
+    "entry for all": (lambda r: entry_of(r).chmod(0o757), "has mode 0757, expected one without write permission"),
+    "unit of another": (lambda r: foreign(entry_of(r) / "unit"), "/unit belongs to uid 65534, expected root"),
+    "plan for the group": (lambda r: (entry_of(r) / "plan.json").chmod(0o664), "/plan.json has mode 0664, expected"),
+    "settings of another": (lambda r: foreign(entry_of(r) / "settings.json"), "/settings.json belongs to uid 65534"),
+}
+
+
+@pytest.mark.parametrize("case", [*SWAPPED, *ALTERED])
+def test_a_record_that_others_can_change_is_not_read(records: Records, case: str) -> None:
+    records.keep("unit 1", plan(1))
+    change, words = {**SWAPPED, **ALTERED}[case]
+    change(records)
+    with pytest.raises(RecordError, match=words) as refused:
+        records.read(LAST)
+    assert "site.yml" in str(refused.value)
+    assert not records.is_recorded("unit 1", plan(1))
+
+
+@pytest.mark.parametrize("case", SWAPPED)
+def test_nothing_is_recorded_in_a_folder_that_is_not_ours(records: Records, tmp_path: Path, case: str) -> None:
+    records.keep("unit 1", plan(1))
+    change, words = SWAPPED[case]
+    change(records)
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    with pytest.raises(RecordError, match=words):
+        records.keep("unit 2", plan(2))
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("target", ["/etc", "../renamed", ".", "..", "a/b"])
+def test_a_link_names_an_entry_beside_it(records: Records, target: str) -> None:
+    records.keep("unit 1", plan(1))
+    (records.root / LAST).unlink()
+    (records.root / LAST).symlink_to(target)
+    with pytest.raises(RecordError, match=f"last-good names {target}, expected the name of a folder beside it"):
+        records.read(LAST)
+    assert records.linked(LAST) == ""
+    records.keep("unit 2", plan(2))
+    assert units(records) == ["unit 2"]
+
+
+def test_files_of_an_entry_are_no_links(records: Records, tmp_path: Path) -> None:
+    records.keep("unit 1", plan(1))
+    (tmp_path / "mine").write_text("[Service]\nUser=root\n")
+    (entry_of(records) / "unit").unlink()
+    (entry_of(records) / "unit").symlink_to(tmp_path / "mine")
+    with pytest.raises(RecordError, match="cannot be read"):
+        records.read(LAST)
+
+
+def test_a_record_can_be_read_again_whatever_the_umask_is(records: Records) -> None:
+    before = os.umask(0)
+    try:
+        records.keep("unit 1", plan(1))
+    finally:
+        os.umask(before)
+    assert units(records) == ["unit 1"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_tuning_ends_over_no_record_that_others_can_change(
+    records: Records, tuning: Tuning, tmp_path: Path, kept: bool
+) -> None:
+    (tuning.folder / "deployments" if kept else records.root).chmod(0o777)
+    with pytest.raises(RecordError, match="deployments has mode 0777"):
+        tuning.end(tmp_path)
+    assert tuning.read()["token"] == "t1"
+
+
+# --- documents in the state directory, which are only shown -----------------------------------------------------------
+
+
+def test_a_document_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "last-start.json"
+    assert document(file) == document(tmp_path / "none" / "x.json") == ({}, "")
+    file.write_text('{"when": 1}')
+    assert document(file) == ({"when": 1}, "")
+    (tmp_path / "latest.json").symlink_to("last-start.json")
+    assert document(tmp_path / "latest.json") == ({"when": 1}, "")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\udcff"])
+def test_a_broken_document_is_none_and_named(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "last-start.json"
+    file.write_bytes(content.encode("utf-8", "surrogateescape"))
+    found, why = document(file)
+    assert found == {}
+    assert why.startswith(f"{file} cannot be read (") and why.endswith("it counts as none on record. Remove it.")
+
+
+def test_no_document_is_read_through_a_link_or_from_a_pipe(tmp_path: Path) -> None:
+    secret = tmp_path / "secret" / "s.json"
+    secret.parent.mkdir()
+    secret.write_text('{"token": "hunter2"}')
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "a.json").symlink_to(secret)
+    (state / "b.json").symlink_to("a.json")
+    os.mkfifo(state / "c.json")
+    (state / "benchmarks").symlink_to(secret.parent)
+    for path in (state / "a.json", state / "b.json", state / "c.json", state / "benchmarks" / "s.json"):
+        found, why = document(path)
+        assert found == {}
+        assert f"{path} cannot be read" in why
+
+
+def test_a_broken_last_start_is_none_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the handbook is made with: a host that has served has a record, be it readable or not."""
+
+    def info() -> dict[str, Any]:
+        with patch_module_args({"unit": "none.service", "state_dir": str(tmp_path)}), pytest.raises(SystemExit):
+            service_info.main()
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    found = info()
+    assert (found["last_start"], found["benchmark"], found["served"]) == ({}, {}, False)
+    (tmp_path / "benchmarks").mkdir()
+    for name in ("last-start.json", "benchmarks/latest.json"):
+        (tmp_path / name).write_text("")
+    found = info()
+    assert (found["last_start"], found["benchmark"], found["served"]) == ({}, {}, True)
+    for name in ("last-start.json", "benchmarks/latest.json"):
+        assert any(f"{tmp_path / name} cannot be read" in str(line) for line in found["warnings"])
+        (tmp_path / name).write_text('{"when": 2}')
+    found = info()
+    assert (found["last_start"], found["benchmark"], found["served"]) == ({"when": 2}, {"when": 2}, True)
 
 
 # --- a tuning, and who deploys meanwhile ------------------------------------------------------------------------------
