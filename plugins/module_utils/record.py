@@ -4,9 +4,9 @@
 ``previous-good`` beside them name the two last ones. The id is the start of the plan's process hash. Nothing is downloaded
 or built for a rollback: the release that the unit names stands beside the others.
 
-The state directory belongs to the service's user, who can put another ``deployments`` there. What is read here becomes a unit that
-systemd runs as root: so nothing is read from, or written to, what root (or whoever reads) does not own alone, and each folder is
-held open from the look at it on.
+The state directory belongs to the service's user, who can put another ``deployments`` there. What is read here becomes a unit
+that systemd runs as root: so nothing is read from, or written to, what root (or whoever reads) does not own alone, and each
+folder is held open from the look at it on.
 """
 
 from __future__ import annotations

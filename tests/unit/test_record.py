@@ -259,27 +259,32 @@ def test_no_document_is_read_through_a_link_or_from_a_pipe(tmp_path: Path) -> No
         assert f"{path} cannot be read" in why
 
 
-def test_a_broken_last_start_is_none_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_last_start_is_none_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the handbook is made with: a host that has served has a record, be it readable or not."""
+    warned: list[str] = []
+    monkeypatch.setattr(service_info.AnsibleModule, "warn", lambda self, text, **more: warned.append(text))
+    files = [tmp_path / "last-start.json", tmp_path / "benchmarks" / "latest.json"]
 
-    def info() -> dict[str, Any]:
+    def info() -> tuple[Any, ...]:
+        warned.clear()
         with patch_module_args({"unit": "none.service", "state_dir": str(tmp_path)}), pytest.raises(SystemExit):
             service_info.main()
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return found
+        found = json.loads(capsys.readouterr().out)
+        return found["last_start"], found["benchmark"], found["served"]
 
-    found = info()
-    assert (found["last_start"], found["benchmark"], found["served"]) == ({}, {}, False)
-    (tmp_path / "benchmarks").mkdir()
-    for name in ("last-start.json", "benchmarks/latest.json"):
-        (tmp_path / name).write_text("")
-    found = info()
-    assert (found["last_start"], found["benchmark"], found["served"]) == ({}, {}, True)
-    for name in ("last-start.json", "benchmarks/latest.json"):
-        assert any(f"{tmp_path / name} cannot be read" in str(line) for line in found["warnings"])
-        (tmp_path / name).write_text('{"when": 2}')
-    found = info()
-    assert (found["last_start"], found["benchmark"], found["served"]) == ({"when": 2}, {"when": 2}, True)
+    assert info() == ({}, {}, False)
+    assert not warned
+    files[1].parent.mkdir()
+    for file in files:
+        file.write_text("")
+    assert info() == ({}, {}, True)
+    assert [text.partition(" cannot be read")[0] for text in warned] == [str(file) for file in files]
+    for file in files:
+        file.write_text('{"when": 2}')
+    assert info() == ({"when": 2}, {"when": 2}, True)
+    assert not warned
 
 
 # --- a tuning, and who deploys meanwhile ------------------------------------------------------------------------------
