@@ -37,12 +37,12 @@ not give the box's kernel, main memory, number of processors and exact driver ve
 """
 
 
-def render(variables: dict[str, Any]) -> str:
-    """The template, as Ansible's template module would render it."""
+def render(variables: dict[str, Any], keep_trailing_newline: bool = True) -> str:
+    """The template, as Ansible's template module would render it; that drops the last newline of each file, and adds one at the end."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         trim_blocks=True,
-        keep_trailing_newline=True,
+        keep_trailing_newline=keep_trailing_newline,
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["gpuserve.sglang.systemd_exec"] = systemd_text.exec_line

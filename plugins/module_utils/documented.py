@@ -15,6 +15,9 @@ from typing import Any
 from .flags import DATA, text_of
 from .settings import Setting
 
+#: Values that set nothing.
+NOTHING: tuple[Any, ...] = (None, "", [], ())
+
 
 @functools.lru_cache(maxsize=1)
 def record() -> dict[str, Any]:
@@ -47,6 +50,9 @@ def deviations(
             ):
                 continue
             if setting is not None and name in wanted and text_of(setting.value) == text_of(wanted[name]):
+                continue
+            if setting is not None and setting.value in NOTHING and wanted.get(name) in NOTHING:
+                # Neither has it.
                 continue
             label = prefix + name
             if setting is not None:

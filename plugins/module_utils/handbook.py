@@ -131,6 +131,12 @@ def software(host: Mapping[str, Any], manifest: Mapping[str, Any]) -> Rows:
     return rows
 
 
+def _here(deviation: Mapping[str, Any]) -> str:
+    """The value of a deviation; sitecustomize may hold what the unit does not."""
+    absent = deviation["actual"] is None and str(deviation["setting"]).startswith("NCCL_")
+    return "not in the unit" if absent else cell(deviation["actual"])
+
+
 def benchmark(
     measured: Mapping[str, Any] | None, plan: Mapping[str, Any], name: str
 ) -> tuple[list[str], Rows, list[str], Rows, str]:
@@ -287,7 +293,7 @@ def view(
             [f"`{path}`", f"`{entry['sha256']}`"] for path, entry in sorted((known.get("files") or {}).items())
         ],
         "deviations": [
-            [f"`{d['setting']}`", cell(d["documented"]), cell(d["actual"]), words(d["reason"]), f"`{d['take_back']}`"]
+            [f"`{d['setting']}`", cell(d["documented"]), _here(d), words(d["reason"]), f"`{d['take_back']}`"]
             for d in plan["deviations"]
         ],
         "preflight": {

@@ -419,8 +419,14 @@ def _environment(
             elif host.topology == "nvlink":
                 absent[name] = (_nccl_record()["elsewhere"]["reason"], "deployment_nccl_env")
             else:
-                why = f"{record['reason']}; here: topology {host.topology}, {tp} rank(s)"
+                why = (
+                    f"of use to several ranks on PCIe only; here: topology {host.topology}, {tp} rank(s). "
+                    "What the role nccl keeps in sitecustomize.py is set all the same"
+                )
                 absent[name] = (why, "deployment_nccl_env")
+    else:
+        why = "deployment_nccl_env is set and does not name it. What the role nccl keeps in sitecustomize.py is set all the same"
+        absent.update((name, (why, "deployment_nccl_env")) for name in record["values"])
     for key, chosen in (("nccl_env", nccl or {}), ("extra_env", values["extra_env"])):
         for name, value in chosen.items():
             variable = f"{variable_of(key)}.{name}"

@@ -45,7 +45,7 @@ def plan() -> dict[str, Any]:
     return launch_plan(cases.wanted(), cases.host(), cases.models())
 
 
-def rendered(plan: dict[str, Any], **given: Any) -> str:
+def rendered(plan: dict[str, Any], keep_trailing_newline: bool = True, **given: Any) -> str:
     name, manifest = "kimi-1", given.pop("manifest", {})
     host = given.pop("host", cases.host())
     return handbook_docs.render(
@@ -57,7 +57,8 @@ def rendered(plan: dict[str, Any], **given: Any) -> str:
             "runbook_history_path": "/var/lib/x/eagle-fast-verify.md",
             "__runbook_view": handbook.view(plan, host, name, manifest, **given),
             "__runbook_release": manifest,
-        }
+        },
+        keep_trailing_newline,
     )
 
 
@@ -85,6 +86,31 @@ def test_the_launch_command_and_environment_are_the_plan_s(plan: dict[str, Any])
     assert dict(line.split("=", 1) for line in block.split("\n") if line) == plan["env"]
     match = HANDBOOK_PLAN.search(text)
     assert match and plan["hash"].startswith(match.group(1))
+
+
+def test_a_heading_stands_alone_on_the_host_too(plan: dict[str, Any]) -> None:
+    """Ansible drops the last newline of an included file."""
+    there = rendered(plan, keep_trailing_newline=False)
+    assert there + "\n" == rendered(plan)
+    lines = there.splitlines()
+    headings = [number for number, line in enumerate(lines) if re.match(r"## (\d+\.|At)", line)]
+    assert len(headings) == 16
+    for number in headings:
+        assert lines[number - 1] == "", lines[number]
+
+
+def test_the_first_command_is_quiet_on_a_host_without_incidents(plan: dict[str, Any]) -> None:
+    text = rendered(plan)
+    assert "\nls -1t /var/lib/sglang-kimi/incidents 2>/dev/null | head -3\n" in text
+    assert "loses every" not in text and "lets running requests finish\n(at most 135 s;" in text
+
+
+def test_the_unit_s_nccl_rows_do_not_say_that_nothing_sets_them() -> None:
+    text = rendered(launch_plan(cases.wanted(), cases.host(topology="none"), cases.models()))
+    section = text.split("## 13. Deviations")[1].split("\n## ")[0]
+    (row,) = [line for line in section.splitlines() if line.startswith("| `NCCL_PROTO` |")]
+    assert row.startswith("| `NCCL_PROTO` | `LL` | not in the unit | of use to several ranks on PCIe only; here")
+    assert "baseline falls" not in section and "`unit.wants`" not in section
 
 
 def test_odd_words_survive(plan: dict[str, Any]) -> None:

@@ -141,6 +141,13 @@ def test_deviations_are_complete_and_say_how_to_return() -> None:
         assert item["reason"] and item["take_back"].startswith(("deployment_", "sglang_")), item
 
 
+def test_what_neither_side_sets_is_no_deviation() -> None:
+    assert plan()["unit"]["wants"] == []
+    assert "unit.wants" not in [item["setting"] for item in plan()["deviations"]]
+    wide = plan({"listen_host": "192.0.2.10"})
+    assert wide["unit"]["wants"] and "unit.wants" in [item["setting"] for item in wide["deviations"]]
+
+
 def test_a_deviation_can_be_taken_back() -> None:
     changes = {
         "overrides": {"max_running_requests": None, "enable_metrics": False, "trust_remote_code": False},
@@ -267,11 +274,20 @@ def test_unknown_links_get_no_nccl_settings_and_no_fusion(topology: str) -> None
     made = plan(host=cases.host(topology=topology))
     assert not [name for name in made["env"] if name.startswith("NCCL_")]
     assert "--enable-flashinfer-allreduce-fusion" not in made["args"]
+    (reason,) = [item["reason"] for item in made["deviations"] if item["setting"] == "NCCL_PROTO"]
+    assert reason == (
+        f"of use to several ranks on PCIe only; here: topology {topology}, 8 rank(s). "
+        "What the role nccl keeps in sitecustomize.py is set all the same"
+    )
 
 
 def test_nccl_by_hand() -> None:
     assert plan({"nccl_env": {"NCCL_ALGO": "Tree"}})["env"]["NCCL_ALGO"] == "Tree"
-    assert not [name for name in plan({"nccl_env": {}})["env"] if name.startswith("NCCL_")]
+    bare = plan({"nccl_env": {}})
+    assert not [name for name in bare["env"] if name.startswith("NCCL_")]
+    (item,) = [item for item in bare["deviations"] if item["setting"] == "NCCL_PROTO"]
+    assert item["reason"].startswith("deployment_nccl_env is set and does not name it.")
+    assert item["take_back"] == "deployment_nccl_env"
 
 
 def test_fusion_is_left_out_with_its_reason_where_it_must_not_be() -> None:
