@@ -29,6 +29,9 @@ options:
     description: The C(reasons) of M(gpuserve.sglang.service_info); not given when nothing was compared.
     type: list
     elements: str
+  unit:
+    description: C(last_good.unit) of M(gpuserve.sglang.service_info), whose differences from the plan's are listed.
+    type: dict
 """
 
 EXAMPLES = r"""
@@ -44,11 +47,13 @@ _value:
 """
 
 
-def plan_report(plan: Any, name: str = "", reasons: Sequence[str] | None = None) -> str:
+def plan_report(
+    plan: Any, name: str = "", reasons: Sequence[str] | None = None, unit: Mapping[str, Any] | None = None
+) -> str:
     """Render the plan, or say what is no plan."""
     if not isinstance(plan, Mapping) or "notes" not in plan:
         raise AnsibleFilterError("plan_report: expected a plan as the filter launch_plan returns it")
-    return report.plan_report(plan, name, reasons)
+    return report.plan_report(plan, name, reasons, unit)
 
 
 class FilterModule:

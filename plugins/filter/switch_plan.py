@@ -36,7 +36,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(action) (V(none), V(start) or V(restart)), C(reasons), C(changes) (settings), C(release) (C(from), C(to)),
+    - C(action) (V(none), V(start) or V(restart)), C(reasons), C(changes) (settings), C(unit_changes) (settings of
+      the unit that differ from the last good deployment's), C(release) (C(from), C(to)),
       C(away_seconds) (expected, or null), C(fallback) (id of the deployment that a failure puts back), C(proven) (whether this
       very deployment is the last that passed its gate), and C(text) with all of it.
   type: dict

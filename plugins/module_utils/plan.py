@@ -21,6 +21,7 @@ from typing import Any
 from . import budget as budgets
 from . import documented, flags, profiles, rules
 from .settings import (
+    AT_START,
     CONTROL,
     PlanError,
     Problem,
@@ -92,8 +93,6 @@ _UNIT_LISTS = ("after", "wants")
 _UNIT_SIZES = ("memory_max", "memory_high", "limit_memlock")
 #: Seconds from the end of the last request to the end of the process: 2 to 7 were seen.
 _END_S = 15
-#: Unit settings that a process gets when it starts; systemd applies the others to the running unit, without a restart.
-_AT_START = ("user", "group", "working_directory", "limit_memlock", "limit_nofile", "oom_score_adjust", "hardening")
 
 
 # --- the wanted deployment ------------------------------------------------------------------------
@@ -846,7 +845,7 @@ def _assemble(
         ]
     ]
     digest = hashlib.sha256(canonical({"command": command, "env": env, "unit": unit}).encode()).hexdigest()
-    at_start = {key: unit[key] for key in _AT_START}
+    at_start = {key: unit[key] for key in AT_START}
     process_digest = hashlib.sha256(canonical({"command": command, "env": env, "unit": at_start}).encode()).hexdigest()
     if context.budget is None:
         raise PlanError([Problem("budget", "deployment_wanted", "no memory budget", "one", "Report this as a fault.")])

@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .service import unit_changes
+
 WIDTH = 140
 _NAME_WIDTH = 40
 
@@ -62,8 +64,16 @@ def _budget(budget: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return rows + [("assumed", "", str(text)) for text in budget.get("assumptions") or []]
 
 
-def plan_report(plan: Mapping[str, Any], name: str = "", reasons: Sequence[str] | None = None) -> str:
-    """The report. ``reasons`` are those of service_info: empty for no restart, None when nothing was compared."""
+def plan_report(
+    plan: Mapping[str, Any],
+    name: str = "",
+    reasons: Sequence[str] | None = None,
+    unit: Mapping[str, Any] | None = None,
+) -> str:
+    """The report. ``reasons`` are those of service_info: empty for no restart, None when nothing was compared.
+
+    ``unit`` are the unit's settings of the last good deployment, whose differences are listed.
+    """
     lines = [
         f"Plan {plan['hash'][:12]} for {name or 'this host'}: profile {plan['profile']}, SGLang {plan['engine_version']}",
         "",
@@ -110,6 +120,13 @@ def plan_report(plan: Mapping[str, Any], name: str = "", reasons: Sequence[str] 
         *[f"  {line}" for line in _command(plan["command"])],
         "",
     ]
+    changes = unit_changes(unit or {}, plan["unit"])
+    if changes:
+        lines += [
+            "Settings of the unit, from the last good deployment to this plan",
+            *(f"  {text}" for text in changes),
+            "",
+        ]
     if reasons is None:
         lines.append("Restart: not compared with a running service.")
     elif reasons:

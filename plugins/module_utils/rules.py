@@ -1109,6 +1109,48 @@ def _unit_limits(c: Context) -> Iterator[Finding]:
         )
 
 
+#: Main memory of the engine without its weights: its three processes took 1.9 GiB on the CPU with a tiny model, and each rank
+#: of a GPU server imports the same torch.
+ENGINE_BYTES = 2 * GIB
+_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": GIB, "T": 1 << 40}
+
+
+def _limit_bytes(value: Any, host: HostShape) -> int | None:
+    """A size of systemd in bytes; ``None`` for no limit, and for a share of a memory that is not known."""
+    found = re.fullmatch(r"(\d+)([KMGT%]?)", str(value))
+    if found is None:
+        return None
+    number, suffix = int(found[1]), found[2]
+    if suffix == "%":
+        return host.memory_total_mib * (1 << 20) * number // 100 if host.memory_total_mib else None
+    return number * _FACTORS[suffix]
+
+
+@rule(
+    "unit_memory",
+    "systemd writes a limit of memory to the running service at once: one that is too low kills the engine, or stalls it",
+    "systemd.resource-control(5); measured on the CPU",
+)
+def _unit_memory(c: Context) -> Iterator[Finding]:
+    # On a GPU server the weights pass through main memory, on the CPU they stay there.
+    weights = c.target.weights_bytes or 0 if c.target and not c.cuda else 0
+    least = ENGINE_BYTES + weights
+    for key in ("memory_max", "memory_high"):
+        setting = c.unit.get(key)
+        # What is computed from a small host is not the operator's to correct here.
+        if setting is None or setting.source != setting.variable:
+            continue
+        limit = _limit_bytes(setting.value, c.host)
+        if limit is not None and limit < least:
+            found = str(setting.value) + (f" ({_gib(limit)})" if str(setting.value).endswith("%") else "")
+            expected = (
+                f"at least {-(-least // (1 << 20))}M: the engine's processes take {_gib(ENGINE_BYTES)} before any request"
+                + (f", and its weights {_gib(weights)}" if weights else "")
+            )
+            action = "Raise it, write infinity, or remove it: the planner computes one."
+            yield Problem("unit_memory", setting.variable, found, expected, action)
+
+
 # --- memory ---------------------------------------------------------------------------------------
 
 

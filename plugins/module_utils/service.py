@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .health import Runner, observe_unit, run_command, scrub
+from .settings import AT_START
 
 PLAN_VARIABLE = "GPUSERVE_PLAN"
 
@@ -139,6 +140,37 @@ def setting_changes(
             changes.append(" ".join(filter(None, [name, after[name], "is new"])))
         elif before[name] != after[name]:
             changes.append(f"{name} {before[name]} -> {after[name]}")
+    return changes
+
+
+#: Settings for the next start, or for another unit.
+_LATER = (*AT_START, "after", "wants", "name")
+_LINES_SHOWN = 4
+
+
+def unit_changes(before: Mapping[str, Any], wanted: Mapping[str, Any], running: bool = True) -> list[str]:
+    """Each setting in which the unit on record and the wanted one differ: ``memory_max 21G -> 4G``; empty without a record.
+
+    With ``running`` it says which of them systemd applies to the running service as soon as it has read the unit.
+    """
+    changes = []
+    for key in dict.fromkeys([*before, *wanted]) if before else ():
+        old, new = before.get(key), wanted.get(key)
+        if isinstance(old, (list, tuple)) or isinstance(new, (list, tuple)):
+            gone, come = [str(item) for item in old or ()], [str(item) for item in new or ()]
+            words = [f"-{item}" for item in gone if item not in come] + [
+                f"+{item}" for item in come if item not in gone
+            ]
+            more = f" and {len(words) - _LINES_SHOWN} more" if len(words) > _LINES_SHOWN else ""
+            text = " ".join(words[:_LINES_SHOWN]) + more
+        else:
+            # JSON of older records holds numbers as text.
+            shown = ["not set" if value is None else str(value) for value in (old, new)]
+            text = " -> ".join(shown) if shown[0] != shown[1] else ""
+        if text:
+            changes.append(
+                f"{key} {scrub(text)}" + (" (acts at once, without a restart)" if running and key not in _LATER else "")
+            )
     return changes
 
 

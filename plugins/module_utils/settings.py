@@ -13,6 +13,9 @@ from typing import Any, TypeGuard
 CONTROL = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029]")
 
 
+#: Unit settings that a process gets when it starts; systemd applies the others to the running unit, without a restart.
+AT_START = ("user", "group", "working_directory", "limit_memlock", "limit_nofile", "oom_score_adjust", "hardening")
+
 #: Keys of the wanted deployment whose variable is not called ``deployment_<key>``.
 _VARIABLES = {
     "load_budget_s": "deployment_load_budget",

@@ -36,7 +36,7 @@ from .health import (
     unit_pids,
 )
 from .maintenance import short_name
-from .service import setting_changes
+from .service import setting_changes, unit_changes
 
 RUN_DIR = Path("/run/gpuserve-sglang")
 UNIT_DIR = Path("/etc/systemd/system")
@@ -70,7 +70,8 @@ def switch_plan(now: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, An
     """What will happen to the service so that it follows ``plan``, and why.
 
     :param now: what the module service_info returned, asked with the plan and the state directory.
-    :returns: ``action`` (none, start, restart), ``reasons``, ``changes`` (settings), ``release`` (from, to), ``away_seconds``
+    :returns: ``action`` (none, start, restart), ``reasons``, ``changes`` (settings), ``unit_changes`` (of the unit, against the
+        last good deployment), ``release`` (from, to), ``away_seconds``
         (expected; None when nothing is known), ``fallback`` (id of the deployment that a failure puts back; empty without
         one), ``proven`` (this very deployment is the last that passed its gate), and all of it as ``text``.
     """
@@ -93,6 +94,7 @@ def switch_plan(now: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, An
         "action": action,
         "reasons": reasons,
         "changes": changes,
+        "unit_changes": unit_changes(last_good.get("unit") or {}, plan["unit"], running),
         "release": {"from": before if running else "", "to": after},
         "away_seconds": away,
         "fallback": fallback,
@@ -102,11 +104,13 @@ def switch_plan(now: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, An
 
 
 def _text(unit: str, now: Mapping[str, Any], plan: Mapping[str, Any], what: Mapping[str, Any]) -> str:
+    unit_lines = [f"  unit     {change}" for change in what["unit_changes"]]
     if what["action"] == "none":
-        return f"{unit} follows the plan; it is not restarted."
+        return "\n".join([f"{unit} follows the plan; it is not restarted.", *unit_lines])
     lines = [f"{unit} will be {what['action']}ed:"]
     lines += [f"  why      {reason}" for reason in what["reasons"]]
     lines += [f"  setting  {change}" for change in what["changes"]]
+    lines += unit_lines
     release = what["release"]
     if release["from"] and release["from"] != release["to"]:
         lines.append(f"  release  {release['from']} -> {release['to'] or plan['command'][0]}")

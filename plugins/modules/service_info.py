@@ -108,7 +108,8 @@ drop_ins:
   returned: always
 last_good:
   description:
-    - The last deployment that passed its gate, as C(id), C(process_hash), C(profile), C(endpoint) and C(error) (why it cannot be read).
+    - The last deployment that passed its gate, as C(id), C(process_hash), C(profile), C(endpoint), C(unit)
+      (its settings, as in the plan) and C(error) (why it cannot be read).
     - Null without O(state_dir) or without one.
   type: dict
   returned: always
@@ -171,12 +172,14 @@ def last_good(state_dir: Path) -> dict[str, Any] | None:
             "process_hash": "",
             "profile": "",
             "endpoint": {},
+            "unit": {},
             "error": str(error),
         }
     if found is None:
         return None
     plan = found["plan"]
-    return {"id": found["id"], "error": "", **{key: plan.get(key) for key in ("process_hash", "profile", "endpoint")}}
+    shown = ("process_hash", "profile", "endpoint", "unit")
+    return {"id": found["id"], "error": "", **{key: plan.get(key) for key in shown}}
 
 
 def main() -> None:

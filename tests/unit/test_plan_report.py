@@ -43,3 +43,10 @@ def test_the_report_fits_a_terminal(plan: dict) -> None:
 )
 def test_restart_verdict(plan: dict, reasons: list[str] | None, words: str) -> None:
     assert plan_report(plan, "h", reasons).splitlines()[-1] == words
+
+
+def test_what_changes_in_the_unit_is_listed(plan: dict) -> None:
+    lines = plan_report(plan, "h", [], {**plan["unit"], "memory_max": "21G"}).splitlines()
+    assert f"  memory_max 21G -> {plan['unit']['memory_max']} (acts at once, without a restart)" in lines
+    assert lines[-1] == "Restart: no, the running process follows this plan."
+    assert "last good deployment" not in plan_report(plan, "h", [], plan["unit"])

@@ -427,6 +427,13 @@ CASES = [
         ("600", "3195"),
     ),
     Case("unit_limits", {"unit": {"timeout_stop_sec": 5}}, "", ("18 s",), warning=True),
+    Case(
+        "unit_memory",
+        {"unit": {"memory_max": "100M"}},
+        "deployment_unit.memory_max",
+        ("found 100M", "at least 2048M", "infinity"),
+    ),
+    Case("unit_memory", {"unit": {"memory_high": "2047M"}}, "deployment_unit.memory_high", ("2047M", "at least 2048M")),
     Case("budget_known", {**BASE}, "", ("weights",), _weights(0), warning=True),
     Case("budget_weights", {}, "deployment_model_path", ("more GPUs",), _weights(900_000_000_000)),
     Case("budget_weights", _over(mem_fraction_static=0.5), FRACTION, ("0.5", "at least 0.702")),
@@ -464,6 +471,30 @@ def test_rule(case: Case) -> None:
         line.startswith(case.variable + ": found ") and all(word in line for word in case.words) for line in lines
     ), lines
     assert all(", expected " in line and line.endswith(f"[{case.rule}]") and "\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize("value", ["infinity", "2G", "2048M", "2097152K", "1T", "90%", "1%"])
+def test_memory_limits_that_the_engine_can_run_with(value: str) -> None:
+    """One percent of the documented host is more than ten GiB."""
+    plan = launch_plan(cases.wanted(unit={"memory_max": value}), cases.host(), cases.models())
+    assert plan["unit"]["memory_max"] == value
+
+
+def test_on_the_cpu_the_weights_count_and_a_share_is_one_of_the_host() -> None:
+    weights = 500 << 20
+    host = {**cases.cpu_host(), "memory": {"total_mib": 32768, "available_mib": 32768}}
+    tiny = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    models = {"target": cases.model(tiny, weights, "/srv/tiny")}
+    for value, found in (("2G", "found 2G,"), ("2547M", "found 2547M,"), ("7%", "found 7% (2.2 GiB),")):
+        with pytest.raises(PlanError) as caught:
+            launch_plan(cases.sandbox(unit={"memory_max": value}), host, models)
+        assert found in str(caught.value) and "at least 2548M" in str(caught.value), str(caught.value)
+    for value in ("2548M", "8%", "infinity"):
+        assert launch_plan(cases.sandbox(unit={"memory_max": value}), host, models)["unit"]["memory_max"] == value
+    small = {**host, "memory": {"total_mib": 3072, "available_mib": 3072}}
+    assert launch_plan(cases.sandbox(), small, models)["unit"]["memory_max"] == "1G", (
+        "computed: the planner's own business"
+    )
 
 
 def test_every_rule_has_a_case() -> None:

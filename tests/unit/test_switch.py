@@ -72,6 +72,32 @@ def test_nothing_to_do() -> None:
     assert what["text"] == "engine.service follows the plan; it is not restarted."
 
 
+def test_settings_of_the_unit_are_told_also_without_a_restart() -> None:
+    """systemd applies most of them as soon as it has read the unit."""
+    before = {
+        **PLAN["unit"],
+        "memory_max": "21G",
+        "tasks_max": "4096",
+        "user": "sglang",
+        "hardening": ["A=yes", "B=yes"],
+    }
+    wanted = {**before, "memory_max": "4G", "tasks_max": 4096, "user": "other", "hardening": ["A=yes", "B=no", "C=1"]}
+    now = {**NOW, "last_good": {**NOW["last_good"], "unit": before}}
+    rest = ["  unit     user sglang -> other", "  unit     hardening -B=yes +B=no +C=1"]
+    calm = switch_plan({**now, "reasons": []}, {**PLAN, "unit": wanted})
+    assert calm["action"] == "none"
+    at_once = "  unit     memory_max 21G -> 4G (acts at once, without a restart)"
+    assert calm["text"].splitlines() == ["engine.service follows the plan; it is not restarted.", at_once, *rest]
+    what = switch_plan(now, {**PLAN, "unit": wanted})
+    assert [line for line in what["text"].splitlines() if line.startswith("  unit ")] == [at_once, *rest]
+    stopped = switch_plan({**now, "active_state": "inactive", "main_pid": 0}, {**PLAN, "unit": wanted})
+    assert stopped["unit_changes"][0] == "memory_max 21G -> 4G"
+    long = switch_plan(now, {**PLAN, "unit": {**before, "hardening": list("abcde")}})
+    assert long["unit_changes"] == ["hardening -A=yes -B=yes +a +b and 3 more"]
+    assert switch_plan(now, {**PLAN, "unit": before})["unit_changes"] == []
+    assert switch_plan(NOW, {**PLAN, "unit": wanted})["unit_changes"] == [], "an older record has none"
+
+
 def test_what_a_killed_play_started_is_not_proven() -> None:
     """The process follows the plan, and no gate has passed: its failure puts the last good one back."""
     what = switch_plan({**NOW, "reasons": []}, PLAN)
