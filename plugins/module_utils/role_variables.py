@@ -122,6 +122,9 @@ def _findings(name: str, value: Any, option: Option) -> Iterator[str]:
     if not FITS.get(kind, lambda _value: True)(value):
         yield f"{name} is {shown(name, value)}, expected {_expected(option)}{_note(option)}"
         return
+    if kind == "path" and on_host(option) and value and not value.startswith("/"):
+        yield f"{name} is {shown(name, value)}, expected {_expected(option)} that begins with /{_note(option)}"
+        return
     choices = option.get("choices")
     if choices:
         given = value if kind == "list" else [value]
@@ -133,8 +136,11 @@ def _findings(name: str, value: Any, option: Option) -> Iterator[str]:
     inner = option.get("options")
     if kind == "list":
         elements = str(option.get("elements", "raw"))
+        element: dict[str, Any] = {"type": elements, **({"options": inner} if inner else {})}
+        if elements == "path":
+            element["description"] = option.get("description", "")
         for place, item in enumerate(value):
-            yield from _findings(f"{name}[{place}]", item, {"type": elements, **({"options": inner} if inner else {})})
+            yield from _findings(f"{name}[{place}]", item, element)
     elif kind == "dict" and inner:
         yield from _entries(name, value, inner)
 
@@ -198,9 +204,14 @@ def shown(name: str, value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def on_host(option: Option) -> bool:
+    """Whether a path is one of the host, so that it must be absolute: nobody says where a relative one would begin there."""
+    return "on the controller" not in " ".join(_sentences(option).split())
+
+
 def _expected(option: Option) -> str:
     kind = str(option.get("type", "str"))
-    text = TYPE_NAMES.get(kind, "a value")
+    text = "an absolute path" if kind == "path" and on_host(option) else TYPE_NAMES.get(kind, "a value")
     elements = option.get("elements")
     if kind == "list" and elements in ("str", "int", "float", "dict", "path"):
         text += {"str": " of texts", "int": " of whole numbers", "float": " of numbers", "path": " of paths"}.get(
@@ -214,9 +225,14 @@ def _note(option: Option) -> str:
     return f" ({purpose[0].lower()}{purpose[1:]})" if purpose and "(" not in purpose else ""
 
 
+def _sentences(option: Option) -> str:
+    """An option's description as it is written."""
+    text = option.get("description", "")
+    return " ".join(str(part) for part in text) if isinstance(text, list) else str(text)
+
+
 def _purpose(option: Option) -> str:
     """The first sentence of an option's description, without Ansible's markup."""
-    text = option.get("description", "")
-    line = " ".join(str(part) for part in text) if isinstance(text, list) else str(text)
+    line = _sentences(option)
     line = re.sub(r"\b[A-Z]\(((?:[^()]|\([^()]*\))*)\)", r"\1", re.sub(r"\s+", " ", line).strip())
     return re.split(r"(?<=[.;])\s", line, maxsplit=1)[0].rstrip(";.")

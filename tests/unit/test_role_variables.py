@@ -90,7 +90,7 @@ def test_every_playbook_checks_first() -> None:
         ("sglang_offline", "perhaps", 'sglang_offline is "perhaps", expected true or false'),
         ("sglang_find_links", "/srv/wheels", 'sglang_find_links is "/srv/wheels", expected a list of texts'),
         ("deployment_overrides", ["a"], "deployment_overrides is a list of 1, expected a dictionary"),
-        ("deployment_model_path", {"a": 1}, "deployment_model_path is a dictionary of 1, expected text (absolute path of"),
+        ("deployment_model_path", {"a": 1}, "deployment_model_path is a dictionary of 1, expected an absolute path (absolute path of"),
         ("sglang_min_free_gb", "much", 'sglang_min_free_gb is "much", expected a number. Correct it, or remove'),
         ("sglang_installer", "pipp", 'sglang_installer is "pipp", expected one of auto, uv, pip (did you mean pip?). Correct'),
         ("sglang_find_links", [{}], "sglang_find_links[0] is a dictionary of 0, expected text"),
@@ -122,6 +122,49 @@ def test_what_ansible_takes_is_taken(name: str, value: Any) -> None:
     assert findings({name: value}) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        (
+            "deployment_model_path", "data/tiny",
+            'deployment_model_path is "data/tiny", expected an absolute path that begins with / '
+            "(absolute path of the target model's directory on the host). Correct it.",
+        ),
+        ("deployment_draft_model_path", "~/draft", 'deployment_draft_model_path is "~/draft", expected an absolute path that begins'),
+        (
+            "deployment_state_dir", "state",
+            'deployment_state_dir is "state", expected an absolute path that begins with / (folder for what the service keeps). '
+            "Correct it, or remove deployment_state_dir for its default \"/var/lib/sglang-kimi\".",
+        ),
+        ("sglang_root", "./sglang", 'sglang_root is "./sglang", expected an absolute path'),
+        ("verify_dropins", ["/a", "b"], 'verify_dropins[1] is "b", expected an absolute path that begins with /'),
+    ],
+)  # fmt: skip
+def test_a_path_of_the_host_is_absolute(name: str, value: Any, line: str) -> None:
+    (found,) = findings({name: value})
+    assert found.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("deployment_draft_model_path", ""), ("deployment_draft_model_path", None), ("deployment_model_path", "/data/tiny"),
+        ("benchmark_prompts_file", "prompts.jsonl"), ("benchmark_controller_dir", "results"), ("tune_result_file", "best.yml"),
+        ("verify_json", "verify.json"), ("deployment_python", ""), ("nccl_interpreter", "python3"),
+    ],
+)  # fmt: skip
+def test_empty_paths_and_files_on_the_controller_are_taken(name: str, value: Any) -> None:
+    assert findings({name: value}) == []
+
+
+def test_every_option_that_wants_an_absolute_path_is_of_that_type() -> None:
+    for options in REAL.roles.values():
+        for name, option in options.items():
+            says = str(option.get("description")).lower()
+            if says.startswith("absolute path of") or "an absolute path" in says:
+                assert option["type"] == "path", name
+
+
 def test_every_default_is_of_its_own_type() -> None:
     for options in REAL.roles.values():
         for name, option in options.items():
@@ -140,7 +183,7 @@ def test_secrets_and_long_values_are_not_shown() -> None:
 
 def test_what_a_role_needs_is_missed() -> None:
     assert rv.missing_names(["deployment_port"], ["deployment", "nccl"], REAL) == [
-        "deployment_model_path is not set, expected text (absolute path of the target model's directory on the host). "
+        "deployment_model_path is not set, expected an absolute path (absolute path of the target model's directory on the host). "
         "Set it in the inventory."
     ]
 
