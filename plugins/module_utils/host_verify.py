@@ -75,6 +75,21 @@ class Look:
         """A path of the host."""
         return self.root / str(path).lstrip("/")
 
+    def loose(self, folder: Path, pattern: str) -> list[str]:
+        """What others than root can write to: a folder, and what is in it. The folder first, since it alone is enough."""
+        found: list[str] = []
+        for path in (self.at(folder), *sorted(self.at(folder).glob(pattern))):
+            name = str(folder / path.relative_to(self.at(folder)))
+            if path != self.at(folder) and path.is_symlink():
+                found.append(f"{name} is a link")
+                continue
+            try:
+                seen = path.stat()
+            except OSError:
+                continue  # that it is missing is said by its content's check
+            found += hosts.loose(name, seen.st_uid, seen.st_mode, os.geteuid())
+        return found
+
     def shown(self, unit: str, properties: str) -> dict[str, str]:
         """Properties of a unit."""
         answer = self.run(["systemctl", "show", "--no-pager", "-p", properties, "--", unit], 10.0)
@@ -326,14 +341,19 @@ class Look:
             "plan_hash": plan["hash"],
         }
         found, found_plan = _document(self.at(path)), _document(self.at(plan_path))
+        open_to = self.loose(expected.settings_dir, f"{name}.*")
         self.attempt(
-            "settings", "settings", lambda: hosts.check_settings(path, found, plan_path, found_plan, wanted, plan)
+            "settings",
+            "settings",
+            lambda: hosts.check_settings(path, found, plan_path, found_plan, wanted, plan, open_to),
         )
         programs = {entry: _digest(self.at(expected.programs_dir) / entry) for entry in expected.programs}
         self.attempt(
             "programs",
             "programs",
-            lambda: hosts.check_programs(str(expected.programs_dir), programs, expected.programs),
+            lambda: hosts.check_programs(
+                str(expected.programs_dir), programs, expected.programs, self.loose(expected.programs_dir, "**/*")
+            ),
         )
         timer = self.shown(expected.timer, "LoadState,ActiveState,UnitFileState") if expected.timer else {}
         self.attempt("liveness", "liveness timer", lambda: hosts.check_timer(expected.timer, timer))

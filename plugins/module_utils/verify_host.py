@@ -237,14 +237,30 @@ def mismatches(wanted: Any, found: Any, where: str = "") -> list[str]:
     return [] if wanted == found or same_number else [f"{where} is {found!r}, expected {wanted!r}"]
 
 
+def loose(path: str, owner: int, mode: int, reader: int) -> list[str]:
+    """What is wrong with owner and permissions of a file that root runs or believes; ``reader`` is who looks."""
+    wrong = []
+    if owner not in (0, reader):
+        wrong.append(f"{path} belongs to uid {owner}, not to root")
+    if mode & 0o022:
+        wrong.append(f"{path} can be written by others than root (mode {mode & 0o7777:04o})")
+    return wrong
+
+
 def check_settings(
-    path: str, found: Any, plan_path: str, found_plan: Any, wanted: Mapping[str, Any], plan: Mapping[str, Any]
+    path: str,
+    found: Any,
+    plan_path: str,
+    found_plan: Any,
+    wanted: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    open_to: Sequence[str] = (),
 ) -> Check:
-    """The files that the gate, the liveness timer and the incident collector read."""
+    """The files that the gate, the liveness timer and the incident collector read. ``open_to``: who else can write to them."""
     id_, subject = "settings", f"settings {path}"
     if found is None:
         return failed(id_, subject, "no readable file", "the settings of the deployment", "Run site.yml.")
-    wrong = mismatches(wanted, found)
+    wrong = [*open_to, *mismatches(wanted, found)]
     if found_plan is None:
         wrong.append(f"{plan_path} cannot be read")
     elif found_plan.get("hash") != plan["hash"] or found_plan.get("command") != plan["command"]:
@@ -260,8 +276,10 @@ def check_settings(
     return passed(id_, subject, "those of the deployment")
 
 
-def check_programs(folder: str, found: Mapping[str, str | None], wanted: Mapping[str, str]) -> Check:
-    """The programs on the host are this collection's."""
+def check_programs(
+    folder: str, found: Mapping[str, str | None], wanted: Mapping[str, str], open_to: Sequence[str] = ()
+) -> Check:
+    """The programs on the host are this collection's. ``open_to``: who else can write to them."""
     id_, subject = "programs", f"programs in {folder}"
     if not wanted:
         return skipped(id_, subject, "their checksums are not known here")
@@ -270,6 +288,7 @@ def check_programs(folder: str, found: Mapping[str, str | None], wanted: Mapping
         for name, digest in wanted.items()
         if found.get(name) != digest
     ]
+    wrong += open_to
     if wrong:
         return failed(
             id_,

@@ -23,15 +23,23 @@ options:
     type: dict
     required: true
   exclusive:
-    description: Whether files that are not named are removed; what Python compiled from them (C(__pycache__)) stays.
+    description:
+      - Whether files that are not named are removed; what Python compiled from them (C(__pycache__)) stays, unless somebody else
+        can write to it.
     type: bool
     default: false
+  own_directory:
+    description:
+      - Whether O(path) is this collection's alone, so that O(path) and the folders of the files get the user of the task (root)
+        as owner and O(directory_mode), also when they are there already. With O(exclusive=true) that goes for every folder below.
+      - As O(exclusive) when it is not given.
+    type: bool
   mode:
-    description: Permissions of the files, in octal digits.
+    description: Permissions of the files, in octal digits. Those of another owner, or that others can write to, are written anew.
     type: str
     default: "0644"
   directory_mode:
-    description: Permissions of folders that are made, in octal digits.
+    description: Permissions of folders that are made, and with O(own_directory) of those that are there, in octal digits.
     type: str
     default: "0755"
 attributes:
@@ -67,6 +75,11 @@ removed:
   returned: always
   type: list
   elements: str
+repaired:
+  description: Folders that got owner and permissions, or would.
+  returned: always
+  type: list
+  elements: str
 """
 
 from pathlib import Path
@@ -82,6 +95,7 @@ def main() -> None:
             "path": {"type": "path", "required": True},
             "files": {"type": "dict", "required": True},
             "exclusive": {"type": "bool", "default": False},
+            "own_directory": {"type": "bool"},
             "mode": {"type": "str", "default": "0644"},
             "directory_mode": {"type": "str", "default": "0755"},
         },
@@ -100,7 +114,8 @@ def main() -> None:
                 msg=f"files.{name} is {type(text).__name__}, expected text; use the filter to_nice_json for data"
             )
     try:
-        difference = compare(folder, files, modes[0], module.params["exclusive"])
+        own, exclusive = module.params["own_directory"], module.params["exclusive"]
+        difference = compare(folder, files, modes[0], exclusive, modes[1], own)
         if difference and not module.check_mode:
             apply(folder, files, *modes, difference)
     except (TextFilesError, OSError) as error:
@@ -114,7 +129,8 @@ def main() -> None:
         }
         for name in [*difference.write, *difference.remove]
     ]
-    module.exit_json(changed=bool(difference), written=difference.write, removed=difference.remove, diff=diff)
+    written, removed, repaired = difference.write, difference.remove, difference.repair
+    module.exit_json(changed=bool(difference), written=written, removed=removed, repaired=repaired, diff=diff)
 
 
 if __name__ == "__main__":

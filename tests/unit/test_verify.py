@@ -361,6 +361,26 @@ DRIFTS: dict[str, tuple[Callable[[Host], Any], str, list[str]]] = {
         "settings", ["plan.json holds another plan"]),
     "lost settings": (_unlink("etc/gpuserve-sglang/sglang-kimi.json"), "settings", ["no readable file"]),
     "an edited program": (_edit("usr/local/lib/gpuserve-sglang/__main__.py", "mine\n"), "programs", ["__main__.py"]),
+    "a program for all": (
+        lambda h: (h.root / "usr/local/lib/gpuserve-sglang/__main__.py").chmod(0o666), "programs",
+        ["/usr/local/lib/gpuserve-sglang/__main__.py can be written by others than root (mode 0666)", "Run site.yml"]),
+    "a folder of programs for all": (
+        lambda h: (h.root / "usr/local/lib/gpuserve-sglang").chmod(0o777), "programs",
+        ["/usr/local/lib/gpuserve-sglang can be written by others than root (mode 0777)"]),
+    "a compiled program for the group": (
+        lambda h: h.write("usr/local/lib/gpuserve-sglang/a/__pycache__/b.pyc", "").chmod(0o664), "programs",
+        ["/a/__pycache__/b.pyc can be written by others"]),
+    "a program that is a link": (
+        lambda h: [(h.root / "usr/local/lib/gpuserve-sglang/__main__.py").rename(h.root / "mine"),
+                   (h.root / "usr/local/lib/gpuserve-sglang/__main__.py").symlink_to(h.root / "mine")],
+        "programs", ["/usr/local/lib/gpuserve-sglang/__main__.py is a link"]),
+    "settings for the group": (
+        lambda h: (h.root / "etc/gpuserve-sglang/sglang-kimi.json").chmod(0o664), "settings",
+        ["/etc/gpuserve-sglang/sglang-kimi.json can be written by others than root (mode 0664)", "Run site.yml"]),
+    "a folder of settings for all": (
+        lambda h: (h.root / "etc/gpuserve-sglang").chmod(0o777), "settings", ["/etc/gpuserve-sglang can be written by others"]),
+    "a record for all": (
+        lambda h: (h.root / "var/lib/sglang-kimi/deployments").chmod(0o777), "deployed", ["has mode 0777"]),
     "a stopped timer": (lambda h: h.timer.update(ActiveState="inactive"), "liveness", ["inactive", "enable --now"]),
     "a stale handbook": (lambda h: h.handbook.write_text(f"plan `{'e' * 12}`"), "handbook", ["eeee", "dddd"]),
     "an edited handbook": (
@@ -421,6 +441,16 @@ def test_a_plan_that_was_rolled_back_is_not_called_undeployed(host: Host, key: s
     text = text_of(found, "deployed")
     assert f"{'e' * 12} was deployed before and is not what serves: + --tp-size 2 | " in text
     assert "playbooks/rollback.yml" in text and "or site.yml deploys it again" in text and "Run site.yml" not in text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_programs_and_settings_belong_to_root(host: Host) -> None:
+    for path in ("usr/local/lib/gpuserve-sglang/__main__.py", "etc/gpuserve-sglang"):
+        os.chown(host.root / path, 65534, -1)
+    found = host.verify()
+    assert sorted(named(found)) == ["programs", "settings"]
+    assert "/usr/local/lib/gpuserve-sglang/__main__.py belongs to uid 65534, not to root" in text_of(found, "programs")
+    assert "/etc/gpuserve-sglang belongs to uid 65534, not to root" in text_of(found, "settings")
 
 
 def test_known_dropins_are_no_finding(host: Host) -> None:
