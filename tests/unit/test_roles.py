@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jinja2.nativetypes
 import pytest
 import yaml
 
@@ -182,3 +183,26 @@ def test_tool_names_what_is_missing(roles: Path) -> None:
     (roles / "x" / "meta" / "argument_specs.yml").unlink()
     (roles / "x" / "README.md").write_text("<!-- variables: begin --><!-- variables: end -->")
     assert "has no entry point main" in tool(roles, "--check").stderr
+
+
+@pytest.mark.parametrize(
+    ("unit", "seconds"), [({"timeout_start_sec": 3600}, 3600), ({}, 900), (None, 900)], ids=["record", "older", "none"]
+)
+def test_a_start_waits_as_long_as_the_deployment_on_record_has(unit: Any, seconds: int) -> None:
+    role = ROOT / "roles/sglang_service"
+    block = next(task for task in load(role / "tasks/operator_start.yml") if "block" in task)
+    names = {"__sglang_service_now": {"last_good": {"unit": unit}}}
+    template = jinja2.nativetypes.NativeEnvironment().from_string
+    plan = template(block["vars"]["deployment_plan"]).render(names)
+    defaults = load(role / "defaults/main.yml")
+    assert template(defaults["sglang_service_health_timeout"]).render(deployment_plan=plan) == seconds
+    gate = next(task for task in block["block"] if "gpuserve.sglang.health_gate" in task)
+    assert gate["gpuserve.sglang.health_gate"]["timeout"] == "{{ sglang_service_health_timeout }}"
+
+
+def test_a_start_by_the_operator_looks_at_the_port_of_the_record() -> None:
+    tasks = tasks_in(load(ROOT / "roles/sglang_service/tasks/operator_start.yml"))
+    start = next(task for task in tasks if task.get("gpuserve.sglang.service_switch", {}).get("state") == "started")
+    given = start["gpuserve.sglang.service_switch"]
+    assert given["host"] == "{{ __sglang_service_now.last_good.endpoint.host }}"
+    assert given["port"] == "{{ __sglang_service_now.last_good.endpoint.port }}"
