@@ -109,8 +109,9 @@ def entry(
     driver: str,
     measured: Mapping[str, Any] | None,
     rollback: Mapping[str, Any] | None = None,
+    above: Mapping[str, Any] | None = None,
 ) -> str:
-    """One entry: of a deployment, or of a rollback to one."""
+    """One entry: of a deployment, or of a rollback to one. ``above`` is the mark of the entry above it; empty when damaged."""
     release = f", release `{mark['release']}`" if mark["release"] else ""
     ready = f" Ready after {seconds_to_ready:.1f} s." if seconds_to_ready is not None else ""
     # A rollback does not look at the host.
@@ -125,9 +126,17 @@ def entry(
         f"SGLang {plan['engine_version']}{release}{loaded}, {len(plan['patches'])} patches.{ready}",
         "",
     ]
-    diff = changes(before, plan)
-    if before is None:
+    diff, same = changes(before, plan), bool(above) and (above or {}).get("process") == plan["process_hash"]
+    if rollback is None and same:
+        # The record of the deployment before is this one: they are kept by the process that they start.
+        was = str((above or {}).get("plan"))[:12]
+        lines += [f"Command and environment are those of plan `{was}` above: only settings of the unit changed.", ""]
+    elif before is None and above is None:
         lines += ["The first deployment on record here.", ""] if rollback is None else []
+    elif before is None:
+        lines += (
+            ["The deployment before is not on record, so what changed is not known.", ""] if rollback is None else []
+        )
     elif diff:
         lines += [f"Against the deployment `{str(before['hash'])[:12]}`:", "", "```diff", *diff, "```", ""]
     else:
@@ -174,8 +183,9 @@ def updated(
         missing = found is None or found.get("plan") != plan["hash"]
     if missing:
         seconds = start.get("seconds_to_ready") if start.get("plan_hash") == plan["hash"] else None
+        above = found if found is not None else ({} if "<!-- deployment:" in new else None)
         ready = float(seconds) if isinstance(seconds, (int, float, str)) and seconds != "" else None
-        return new.rstrip("\n") + "\n" + entry(plan, when, mark, before, ready, driver, measured, rollback)
+        return new.rstrip("\n") + "\n" + entry(plan, when, mark, before, ready, driver, measured, rollback, above)
     blocks = list(_MEASURED.finditer(new))
     if blocks and measured.get("plan_hash") == plan["hash"]:
         at = blocks[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -252,6 +253,40 @@ def test_history_grows_by_one_entry_a_deployment(tmp_path: Path, plan: dict[str,
     third = history.updated(second, plan, tmp_path, "2026-12-02 05:00 UTC")
     assert third.count("<!-- deployment: ") == 3
     assert "Ready after" not in third.removeprefix(second), "the last start was another plan's"
+
+
+def test_only_the_first_entry_is_called_the_first(tmp_path: Path, plan: dict[str, Any]) -> None:
+    """A change of the unit alone leaves one record, which is that of the new plan; another record can be lost."""
+    deploy(tmp_path, plan)
+    first = history.updated("", plan, tmp_path, "day 1")
+    unit = {**plan, "hash": "a" * 64, "unit": {**plan["unit"], "timeout_stop_sec": 1234}}
+    deploy(tmp_path, unit)
+    added = history.updated(first, unit, tmp_path, "day 2").removeprefix(first)
+    assert added.count("## day 2: plan `aaaaaaaaaaaa`") == 1
+    words = f"Command and environment are those of plan `{plan['hash'][:12]}` above: only settings of the unit changed."
+    assert words in added and "first" not in added
+
+    other = {**plan, "hash": "b" * 64, "process_hash": "c" * 64}
+    for text in (first, first.replace('{"plan"', "{plan").replace('{"process"', "{process")):
+        shutil.rmtree(tmp_path / "deployments")
+        deploy(tmp_path, other)
+        added = history.updated(text, other, tmp_path, "day 3").removeprefix(text)
+        assert "The deployment before is not on record, so what changed is not known." in added
+        assert "first" not in added
+
+
+def test_a_change_of_the_unit_alone_is_not_held_against_an_older_deployment(
+    tmp_path: Path, plan: dict[str, Any]
+) -> None:
+    other = launch_plan(cases.wanted(overrides={"max_running_requests": 64}), cases.host(), cases.models())
+    unit = {**other, "hash": "a" * 64, "unit": {**other["unit"], "timeout_stop_sec": 1234}}
+    text = ""
+    for number, each in enumerate((plan, other, unit)):
+        deploy(tmp_path, each)
+        before, text = text, history.updated(text, each, tmp_path, f"day {number}")
+    added = text.removeprefix(before)
+    assert f"those of plan `{other['hash'][:12]}` above: only settings of the unit changed." in added
+    assert "```diff" not in added
 
 
 def test_history_takes_in_a_measurement_and_keeps_what_people_wrote(tmp_path: Path, plan: dict[str, Any]) -> None:
