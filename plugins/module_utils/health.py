@@ -226,7 +226,8 @@ class Since:
     def learn(self, unit: UnitStatus | None, process: ProcessStatus | None) -> Since:
         """Take over what was not known yet; what was known stays, so that a change can be seen."""
         now = self
-        if unit is not None and not unit.error:
+        # Until a start that is queued begins, systemd shows what it knows about the run before.
+        if unit is not None and not unit.error and not _queued(unit):
             if now.n_restarts < 0:
                 now = replace(now, n_restarts=unit.n_restarts)
             if not now.invocation_id and unit.invocation_id:
@@ -264,6 +265,11 @@ class Verdict:
     reason: str = ""
     generate: bool = False
     hint: str = ""
+
+
+def _queued(unit: UnitStatus) -> bool:
+    """Whether somebody has asked for a start that has not begun yet."""
+    return unit.job and (unit.active_state == "inactive" or "auto-restart" in unit.sub_state)
 
 
 def _while(since: Since) -> str:
@@ -322,7 +328,7 @@ def judge_life(unit: UnitStatus | None, process: ProcessStatus | None, since: Si
     if unit.active_state == "failed":
         return died("died" if began else "had failed before the gate began")
     # With a job it is being started by somebody before the pause is over: what it died of then is not this start's business.
-    if "auto-restart" in unit.sub_state and (began or not unit.job):
+    if "auto-restart" in unit.sub_state and (began or not _queued(unit)):
         return died("died" if began else "is in a restart loop")
     if since.invocation_id and unit.invocation_id and unit.invocation_id != since.invocation_id:
         if unit.n_restarts > max(since.n_restarts, 0):
@@ -340,7 +346,7 @@ def judge_life(unit: UnitStatus | None, process: ProcessStatus | None, since: Si
             else Verdict(FAILED, f"{name} is being stopped ({unit.sub_state}) {_while(since)}".rstrip(), hint=restart)
         )
     if unit.active_state == "inactive":
-        if unit.job:
+        if _queued(unit):
             return None
         if unit.exec_main_code and began:
             return died("ended")
@@ -575,7 +581,7 @@ class Gate:
     def read_phase(self) -> None:
         """Progress from the journal, every few seconds only."""
         now = self.clock()
-        if not self.options.unit or now - self._journal_read < JOURNAL_INTERVAL:
+        if not self.options.unit or now - self._journal_read < JOURNAL_INTERVAL or (self.unit and _queued(self.unit)):
             return
         self._journal_read = now
         # A slow journal must not hide a death: progress is worth a second, no more.

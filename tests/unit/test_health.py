@@ -274,6 +274,11 @@ def test_alive_before_the_main_process_exists():
     assert h.judge_life(waiting, None, h.Since(), 1) is None
     assert h.judge_life(replace(waiting, job=False), None, h.Since(), 1) is not None
     assert h.judge_life(waiting, None, KNOWN, 1) is not None
+    # ... nor are its number of restarts and its invocation, which will be others as soon as the start begins.
+    for still_old in (queued, waiting):
+        since = h.Since().learn(replace(still_old, n_restarts=3, invocation_id="old"), None)
+        assert (since.n_restarts, since.invocation_id) == (-1, "")
+        assert h.judge_life(RUNNING, None, since, 2) is None
 
 
 KILLED = {"main_pid": 0, "exec_main_code": 2, "exec_main_status": 9, "run_seconds": 42.0}
