@@ -173,11 +173,12 @@ class Look:
     def _deployed_before(self, last: str) -> bool:
         """Whether the inventory's plan, or its very process, is on record as a deployment other than the last one."""
         wanted = self.expected.plan or {}
-        for file in sorted(Records(self.at(self.expected.state_dir)).root.glob("[!.]*/plan.json")):
-            plan = _document(file) if not file.parent.is_symlink() and file.parent.name != last else None
-            if isinstance(plan, dict) and any(plan.get(key) == wanted.get(key, "") for key in ("hash", "process_hash")):
-                return True
-        return False
+        return any(
+            plan.get(key) == wanted.get(key, "")
+            for name, plan in Records(self.at(self.expected.state_dir)).plans().items()
+            if name != last
+            for key in ("hash", "process_hash")
+        )
 
     def _release(self, plan: Mapping[str, Any]) -> None:
         python = plan["command"][0]

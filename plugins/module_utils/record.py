@@ -128,6 +128,23 @@ def document(path: Path) -> tuple[dict[str, Any], str]:
     return {}, f"{path} cannot be read ({why}), expected a JSON document; it counts as none on record. Remove it."
 
 
+def write_document(path: Path, text: str) -> None:
+    """Write such a document, readable by all: whole or not at all, and through no link that the service's user has put there."""
+    new, folder = f".{path.name}.new", os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(new, flags, 0o600, dir_fd=folder), "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fchmod(stream.fileno(), 0o644)
+            os.fsync(stream.fileno())
+        os.replace(new, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
 class Tuning:
     """What a tuning keeps on the host: ``session.json`` (a token, the plan that served) and ``deployments``, the records of before.
 
@@ -241,6 +258,17 @@ class Records:
             # Recorded by an earlier release of the collection.
             return {}
         return {str(path): str(content) for path, content in json.loads(text).items()}
+
+    def plans(self) -> dict[str, dict[str, Any]]:
+        """The plans of all deployments on record that can be read and trusted, by their ids."""
+        found = {}
+        with contextlib.suppress(FileNotFoundError, RecordError), owned_folder(self.root) as root:
+            for name in sorted(name for name in os.listdir(root) if not name.startswith(".")):
+                folder = self.root / name
+                # A link among them, or a damaged one, is none of them.
+                with contextlib.suppress(RecordError, OSError, ValueError), owned_folder(folder, name, root) as at:
+                    found[name] = json.loads(_owned_text(folder, "plan.json", at))
+        return {name: plan for name, plan in found.items() if isinstance(plan, dict)}
 
     def is_recorded(self, unit: str, plan: Mapping[str, Any], settings: Mapping[str, str] | None = None) -> bool:
         """Whether exactly this deployment is the last good one."""

@@ -95,8 +95,9 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
     Records,
     Tuning,
     settings_files,
+    write_document,
 )
-from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import Away, ready_times, write_file
+from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import Away, ready_times
 
 
 def record_start(start: dict[str, Any], plan: dict[str, Any], unit: str, state_dir: Path) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def record_start(start: dict[str, Any], plan: dict[str, Any], unit: str, state_d
         "process_hash": plan["process_hash"],
         "invocation_id": str(start.get("invocation_id") or ""),
     }
-    write_file(state_dir / "last-start.json", json.dumps(record, indent=4, sort_keys=True) + "\n")
+    write_document(state_dir / "last-start.json", json.dumps(record, indent=4, sort_keys=True) + "\n")
     away.end()
     return record
 

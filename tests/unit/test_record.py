@@ -20,6 +20,7 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
     Tuning,
     document,
     settings_files,
+    write_document,
 )
 from ansible_collections.gpuserve.sglang.plugins.modules import deployment_record, service_info
 
@@ -171,6 +172,18 @@ def test_a_record_that_others_can_change_is_not_read(records: Records, case: str
     assert not records.is_recorded("unit 1", plan(1))
 
 
+def test_all_plans_that_can_be_trusted(records: Records) -> None:
+    assert records.plans() == {}
+    for number in (1, 2, 3):
+        records.keep(f"unit {number}", plan(number))
+    ids = {number: plan(number)["process_hash"][:12] for number in (1, 2, 3)}
+    assert records.plans() == {ids[number]: plan(number) for number in (1, 2, 3)}
+    (records.root / ids[2]).chmod(0o777)
+    assert set(records.plans()) == {ids[1], ids[3]}
+    records.root.chmod(0o777)
+    assert records.plans() == {}
+
+
 @pytest.mark.parametrize("case", SWAPPED)
 def test_nothing_is_recorded_in_a_folder_that_is_not_ours(records: Records, tmp_path: Path, case: str) -> None:
     records.keep("unit 1", plan(1))
@@ -257,6 +270,17 @@ def test_no_document_is_read_through_a_link_or_from_a_pipe(tmp_path: Path) -> No
         found, why = document(path)
         assert found == {}
         assert f"{path} cannot be read" in why
+
+
+def test_a_document_is_written_through_no_link(tmp_path: Path) -> None:
+    other, file = tmp_path / "other", tmp_path / "last-start.json"
+    other.write_text("keep")
+    for name in ("last-start.json", ".last-start.json.new"):
+        (tmp_path / name).symlink_to(other)
+    write_document(file, "{}")
+    assert (file.read_text(), file.is_symlink(), file.stat().st_mode & 0o777) == ("{}", False, 0o644)
+    assert other.read_text() == "keep"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last-start.json", "other"]
 
 
 def test_a_broken_last_start_is_none_with_a_warning(
