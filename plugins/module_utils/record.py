@@ -30,6 +30,10 @@ class RecordError(Exception):
     """Says what was found, what was expected and what to do."""
 
 
+class UntrustedError(RecordError):
+    """Others than root can change the record: nothing is recorded there either."""
+
+
 ADVICE = (
     "Whoever can write there chooses what root puts in place. Look who changed it; then move it away (`mv`, as root) and run "
     "site.yml, which makes a new record."
@@ -45,10 +49,10 @@ def check_owned(descriptor: int, path: Path) -> None:
     """Raise RecordError unless what is open belongs to root or to who reads, who alone can write to it."""
     found = os.fstat(descriptor)
     if found.st_uid not in (0, os.geteuid()):
-        raise RecordError(f"{path} belongs to uid {found.st_uid}, expected root (uid 0). {ADVICE}")
+        raise UntrustedError(f"{path} belongs to uid {found.st_uid}, expected root (uid 0). {ADVICE}")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(found.st_mode)
-        raise RecordError(
+        raise UntrustedError(
             f"{path} has mode {mode:04o}, expected one without write permission for group and others. {ADVICE}"
         )
 
@@ -66,7 +70,7 @@ def owned_folder(path: Path, name: str = "", at: int | None = None) -> Iterator[
         raise
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            raise RecordError(f"{path} is a link or no folder, expected a folder of root's. {ADVICE}") from error
+            raise UntrustedError(f"{path} is a link or no folder, expected a folder of root's. {ADVICE}") from error
         raise RecordError(
             f"{path} cannot be read ({error.strerror}), expected a folder of root's. Run this as root."
         ) from error

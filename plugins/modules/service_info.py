@@ -108,8 +108,8 @@ drop_ins:
   returned: always
 last_good:
   description:
-    - The last deployment that passed its gate, as C(id), C(process_hash), C(profile), C(endpoint), C(unit)
-      (its settings, as in the plan) and C(error) (why it cannot be read).
+    - The last deployment that passed its gate, as C(id), C(process_hash), C(profile), C(endpoint), C(unit), C(error) (why it cannot
+      be read) and C(untrusted) (it was not, since others than root can change it).
     - Null without O(state_dir) or without one.
   type: dict
   returned: always
@@ -153,7 +153,13 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuserve.sglang.plugins.module_utils.record import LAST, RecordError, Records, document
+from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
+    LAST,
+    RecordError,
+    Records,
+    UntrustedError,
+    document,
+)
 from ansible_collections.gpuserve.sglang.plugins.module_utils.service import (
     difference,
     read_service,
@@ -174,12 +180,13 @@ def last_good(state_dir: Path) -> dict[str, Any] | None:
             "endpoint": {},
             "unit": {},
             "error": str(error),
+            "untrusted": isinstance(error, UntrustedError),
         }
     if found is None:
         return None
     plan = found["plan"]
     shown = ("process_hash", "profile", "endpoint", "unit")
-    return {"id": found["id"], "error": "", **{key: plan.get(key) for key in shown}}
+    return {"id": found["id"], "error": "", "untrusted": False, **{key: plan.get(key) for key in shown}}
 
 
 def main() -> None:

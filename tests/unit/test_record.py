@@ -311,6 +311,22 @@ def test_a_broken_last_start_is_none_with_a_warning(
     assert not warned
 
 
+def test_the_service_s_facts_say_whether_the_record_can_be_trusted(records: Records) -> None:
+    assert service_info.last_good(records.root.parent) is None
+    records.keep("unit 1", plan(1))
+
+    def seen() -> tuple[bool, bool]:
+        found = service_info.last_good(records.root.parent)
+        assert found is not None
+        return bool(found["error"]), found["untrusted"]
+
+    assert seen() == (False, False)
+    (entry_of(records) / "plan.json").write_text("{")
+    assert seen() == (True, False), "a damaged one is made anew by a deployment"
+    records.root.chmod(0o777)
+    assert seen() == (True, True)
+
+
 # --- a tuning, and who deploys meanwhile ------------------------------------------------------------------------------
 
 
