@@ -108,8 +108,8 @@ drop_ins:
   returned: always
 last_good:
   description:
-    - The last deployment that passed its gate, as C(id), C(process_hash), C(profile), C(endpoint), C(unit), C(error) (why it cannot
-      be read) and C(untrusted) (it was not, since others than root can change it).
+    - The last deployment that passed its gate, as C(id), C(process_hash), C(profile), C(endpoint), C(unit) (its settings, as in the
+      plan), C(error) (why it cannot be read) and C(untrusted) (it was not read, since others than root can change it).
     - Null without O(state_dir) or without one.
   type: dict
   returned: always
