@@ -371,7 +371,7 @@ def _unlike(directive: str, written: str, shown: str) -> str:
     """What systemd has instead of what was written, without secrets."""
     if directive.startswith("Exec"):
         lines = setting_changes(" ".join(_command(written)).split(), {}, _argv(shown).split(), {})
-        return f"{directive}: {listed(lines) or 'another order'}"
+        return f"{directive}: {listed(without_values(directive, line, ()) for line in lines) or 'another order'}"
     return f"{property_of(directive)} is {scrub(shown)}, written is {directive}={scrub(written)}"
 
 

@@ -259,6 +259,8 @@ def test_of_foreign_variables_only_the_names_are_shown() -> None:
     assert found == {"unit_environment": f'{DROPIN} sets Environment=DB=*** "MYSETTING=***" ODD=now HF_HUB_OFFLINE=***'}
     loaded = findings(seen(shown={"Environment": f"{SHOWN['Environment']} MYSETTING=plainSecret"}))
     assert loaded["unit_environment"] == "Environment: MYSETTING=*** is loaded, written is no such variable"
+    started = findings(seen(shown={"ExecStart": _exec("/usr/bin/env MYSETTING=plainSecret true")}))
+    assert "MYSETTING=***" in started["unit_command"] and "plainSecret" not in started["unit_command"]
 
 
 @pytest.mark.parametrize(
