@@ -450,6 +450,8 @@ def killed_play(box: Faulty, row: Row, pattern: str, delay: float) -> None:
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_NOCOLOR": "1",
         "PYTHONUNBUFFERED": "1",
+        # With it the name of a task is printed when it begins, not with its result.
+        "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "1",
     }
     play = subprocess.Popen(
         command,
@@ -497,7 +499,7 @@ def _(box: Faulty, row: Row) -> None:
 
 @row_of("play-killed-waiting")
 def _(box: Faulty, row: Row) -> None:
-    killed_play(box, row, r"TASK \[.*Wait until it serves", 8)
+    killed_play(box, row, r"TASK \[.*Wait until it serves", 3)
 
 
 @row_of("two-plays")
