@@ -99,7 +99,9 @@ def compare(
     if own:
         parts |= {path for path in below if not path.is_symlink()}
         for part in sorted(path for path in parts if path.is_dir()):
-            if part.stat().st_uid != os.geteuid() or _mode(part) != folder_mode:
+            # Python makes its own with the umask of who runs: narrower is right as well.
+            narrow = part.name == "__pycache__" and not _mode(part) & 0o022
+            if part.stat().st_uid != os.geteuid() or (_mode(part) != folder_mode and not narrow):
                 found.repair.append(str(part))
     return found
 

@@ -163,6 +163,17 @@ def test_compiled_files_that_others_can_write_to_go(tmp_path: Path) -> None:
     assert mode_of(cache) == 0o755
 
 
+def test_pythons_own_folder_may_be_narrower(tmp_path: Path) -> None:
+    """The unit's gate compiles with the unit's umask: no reason to change anything in each run."""
+    bring(tmp_path, FILES)
+    cache = tmp_path / "deep" / "__pycache__"
+    cache.mkdir(mode=0o700)
+    assert not bring(tmp_path, FILES)
+    (tmp_path / "deep").chmod(0o700)
+    assert bring(tmp_path, FILES)
+    assert (mode_of(tmp_path / "deep"), mode_of(cache)) == (0o755, 0o700)
+
+
 def test_no_folder_of_an_exclusive_one_is_a_link(tmp_path: Path) -> None:
     folder = tmp_path / "programs"
     bring(folder, {"a.json": ""})
