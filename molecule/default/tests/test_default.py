@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "collections"))
 
 from ansible_collections.gpuserve.sglang.plugins.module_utils.service import PLAN_VARIABLE
 from ansible_collections.gpuserve.sglang.plugins.module_utils.verify_host import HANDBOOK_PLAN, launch_words
-from ansible_collections.gpuserve.sglang.plugins.module_utils.verify_unit import COMPARED, directives, same
+from ansible_collections.gpuserve.sglang.plugins.module_utils.verify_unit import UnitSeen, directives, property_of
 
 UNIT = "sglang-kimi.service"
 STATE = "/var/lib/sglang-kimi"
@@ -160,12 +160,13 @@ def deployed(host):
 
 def test_unit_is_what_was_recorded(host, unit, deployed):
     """The expectations of playbooks/verify.yml, held against the host by other means."""
-    assert host.file(f"/etc/systemd/system/{UNIT}").content_string.rstrip() == deployed["unit"].rstrip()
+    path = f"/etc/systemd/system/{UNIT}"
+    on_disk = host.file(path).content_string
+    assert on_disk.rstrip() == deployed["unit"].rstrip()
     assert unit.get("DropInPaths", "") == ""
-    written = {entry.name: entry.value for entry in directives(deployed["unit"], "")}
-    compared = [name for name in COMPARED if name in written]
-    assert len(compared) > 8
-    assert [name for name in compared if not same(name, written[name], unit[COMPARED[name]])] == []
+    written = {property_of(entry.name) for entry in directives(deployed["unit"], path)}
+    assert len(written & set(unit)) > 30
+    assert UnitSeen(UNIT, path, deployed["unit"], on_disk, {}, unit).not_loaded() == []
 
 
 def test_process_is_what_plan_and_handbook_say(host, process, deployed):
