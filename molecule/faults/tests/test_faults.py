@@ -319,7 +319,7 @@ def _(box: Faulty, row: Row) -> None:
         run = box.play("site.yml")
         assert run.rc != 0, run.report
         # Which lines are somebody's is not known here, so none is thrown away.
-        assert "does not compile" in run.failure and "sitecustomize.py" in run.failure, run.report
+        assert "[sitecustomize] Broken sitecustomize" in run.failure and file in run.failure, run.report
         assert run.changed == []
         assert (box.main_pid, box.file_sum(), box.sh(f"cat {file}")) == (pid, files, nonsense)
     finally:
