@@ -34,6 +34,7 @@ from .health_host import descendants
 from .health_http import HttpAnswer, HttpRequest
 from .health_text import scrub
 from .metrics import FINISHED, GENERATED, Load, Metrics, parse_loads
+from .record import RecordError, owned_folder
 from .record import document as shown_document
 
 RUNS = Path("/run/gpuserve-sglang")
@@ -347,12 +348,16 @@ class Worker:
 
 
 def write_json(path: Path, document: Any, mode: int = 0o600) -> None:
+    """Write a document at once or not at all."""
+    write_text(path, json.dumps(document, indent=1) + "\n", mode)
+
+
+def write_text(path: Path, text: str, mode: int = 0o600) -> None:
     """Write a file at once or not at all."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as stream:
-        json.dump(document, stream, indent=1)
-        stream.write("\n")
+        stream.write(text)
     new.chmod(mode)
     new.replace(path)
 
@@ -368,18 +373,29 @@ def read_json(path: Path) -> Any:
 def store(
     state_dir: Path, document: dict[str, Any], records: Sequence[Mapping[str, Any]], good: bool
 ) -> dict[str, Any]:
-    """Keep a result and its records; a good one becomes `latest.json`. Returns result, previous and paths."""
-    folder = state_dir / "benchmarks"
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    """Keep a result and its records; a good one becomes `latest.json`. Returns result, previous and paths.
+
+    The state directory is the service's own: what is written goes into a folder of root's, through no link.
+    """
+    shown = state_dir / "benchmarks"
+    shown.mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        with owned_folder(shown) as at:
+            previous = shown_document(shown / "latest.json")[0] or None
+            name = _keep(Path(f"/proc/self/fd/{at}"), document, records, good)
+    except RecordError as error:
+        raise BenchmarkError(str(error)) from error
+    return {"result": document, "previous": previous, "path": str(shown / f"{name}.json"), "id": name}
+
+
+def _keep(folder: Path, document: dict[str, Any], records: Sequence[Mapping[str, Any]], good: bool) -> str:
+    """Write what is kept; its name."""
     stamp = re.sub(r"[-:]", "", document["when"])
     name, more = stamp, 1
     while (folder / f"{name}.json").exists():
         more += 1
         name = f"{stamp}-{more}"
-    previous = shown_document(folder / "latest.json")[0] or None
-    lines = folder / f"{name}.jsonl"
-    lines.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
-    lines.chmod(0o644)
+    write_text(folder / f"{name}.jsonl", "".join(json.dumps(record) + "\n" for record in records), 0o644)
     write_json(folder / f"{name}.json", document, 0o644)
     if good:
         link = folder / ".latest.new"
@@ -389,7 +405,7 @@ def store(
     for old in sorted(folder.glob("[0-9]*.json"), reverse=True)[KEPT:]:
         for path in folder.glob(f"{old.stem}.*"):
             path.unlink()
-    return {"result": document, "previous": previous, "path": str(folder / f"{name}.json"), "id": name}
+    return name
 
 
 # ----------------------------------------------------------------------------------------------------- start and poll

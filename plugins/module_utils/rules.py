@@ -15,7 +15,7 @@ from typing import Any
 
 from .budget import DEADLY_MARGIN_BYTES, GIB, THIN_MARGIN_BYTES, Budget, default_chunk, graph_sizes
 from .flags import Schema, secret
-from .settings import CONTROL, Problem, Setting, Warning_, as_dict, is_int, is_number, show, variable_of
+from .settings import CONTROL, SIZE_FACTORS, Problem, Setting, Warning_, as_dict, is_int, is_number, show, variable_of
 from .shapes import HostShape, ModelShape, version
 
 Finding = Problem | Warning_
@@ -1112,7 +1112,6 @@ def _unit_limits(c: Context) -> Iterator[Finding]:
 #: Main memory of the engine without its weights: its three processes took 1.9 GiB on the CPU with a tiny model, and each rank
 #: of a GPU server imports the same torch.
 ENGINE_BYTES = 2 * GIB
-_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": GIB, "T": 1 << 40}
 
 
 def _limit_bytes(value: Any, host: HostShape) -> int | None:
@@ -1123,7 +1122,7 @@ def _limit_bytes(value: Any, host: HostShape) -> int | None:
     number, suffix = int(found[1]), found[2]
     if suffix == "%":
         return host.memory_total_mib * (1 << 20) * number // 100 if host.memory_total_mib else None
-    return number * _FACTORS[suffix]
+    return number * SIZE_FACTORS[suffix]
 
 
 @rule(

@@ -16,6 +16,9 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029]")
 #: Unit settings that a process gets when it starts; systemd applies the others to the running unit, without a restart.
 AT_START = ("user", "group", "working_directory", "limit_memlock", "limit_nofile", "oom_score_adjust", "hardening")
 
+#: What a size of systemd ends with, and the bytes of one.
+SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
 #: Keys of the wanted deployment whose variable is not called ``deployment_<key>``.
 _VARIABLES = {
     "load_budget_s": "deployment_load_budget",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -35,6 +34,7 @@ from .health import (
     seconds_text,
     unit_pids,
 )
+from .incident import Store
 from .maintenance import short_name
 from .service import setting_changes, unit_changes
 
@@ -373,21 +373,18 @@ class Evidence:
 
     def write(self, state_dir: Path, reason: str = "deployment-failed") -> Path:
         """Write the folder, and remove the oldest ones of this kind."""
-        root = state_dir / "incidents"
-        root.mkdir(mode=0o750, parents=True, exist_ok=True)
-        name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(self.now))}-{reason}"
-        folder, number = root / name, 1
-        while folder.exists():
-            number += 1
-            folder = root / f"{name}-{number}"
-        folder.mkdir(mode=0o700)
-        lines = observe_journal(self.unit, self.invocation, EVIDENCE_JOURNAL, self.run)
-        for file, text in {**self.texts, "journal.txt": "\n".join(lines)}.items():
-            (folder / file).write_text(scrub(text).rstrip("\n") + "\n")
-        mine = sorted(path for path in root.glob(f"*-{reason}*") if path.is_dir())
-        for old in mine[:-EVIDENCE_KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
-        return folder
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.now))
+        store = Store(state_dir / "incidents")
+        try:
+            name = store.make(f"{stamp}-{reason}")
+            lines = observe_journal(self.unit, self.invocation, EVIDENCE_JOURNAL, self.run)
+            for file, text in {**self.texts, "journal.txt": "\n".join(lines)}.items():
+                store.write(name, file, scrub(text).rstrip("\n") + "\n")
+            for old in [other for other in store.names() if f"-{reason}" in other][:-EVIDENCE_KEPT]:
+                shutil.rmtree(store.path / old, ignore_errors=True)
+        finally:
+            store.close()
+        return store.shown / name
 
 
 def ready_times(unit: str, run: Runner = run_command) -> tuple[float, float] | None:
@@ -405,12 +402,3 @@ def ready_times(unit: str, run: Runner = run_command) -> tuple[float, float] | N
     if values.get("ActiveState") != "active" or not 0 < began <= ready:
         return None
     return ready - began, time.time() - (time.monotonic() - ready)
-
-
-def last_start(state_dir: Path) -> dict[str, Any]:
-    """The record of the last start that served; empty without one."""
-    try:
-        found = json.loads((state_dir / "last-start.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

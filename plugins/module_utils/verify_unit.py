@@ -22,6 +22,7 @@ from pathlib import Path
 from . import flags
 from .health import scrub
 from .service import setting_changes, without_secrets
+from .settings import SIZE_FACTORS
 from .verify import Check, failed, listed, passed
 
 #: Properties that systemctl is asked for in any case.
@@ -42,7 +43,6 @@ _SPANS = {
     "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "hr": 3600.0, "d": 86400.0,
     "day": 86400.0, "w": 604800.0, "week": 604800.0, "month": 2629800.0, "y": 31557600.0, "year": 31557600.0,
 }  # fmt: skip
-_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 #: Where drop-ins of a unit lie, those first that win over the others.
 FOLDERS = (
     "/etc/systemd/system.control", "/run/systemd/system.control", "/run/systemd/transient", "/etc/systemd/system",
@@ -198,7 +198,7 @@ def _number(written: str, shown: str) -> int | None:
     if re.fullmatch(r"0[0-7]+", shown) and re.fullmatch(r"[0-7]+", written):
         return int(written, 8)
     if size:
-        return int(size.group(1)) * _SIZES[size.group(2)]
+        return int(size.group(1)) * SIZE_FACTORS[size.group(2)]
     if written in signal.Signals.__members__:
         return int(signal.Signals[written])
     return getattr(errno, written, None) if written.startswith("E") else None

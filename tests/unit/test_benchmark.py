@@ -340,6 +340,14 @@ def test_results_are_stored_linked_and_pruned(tmp_path: Path) -> None:
     assert os.readlink(latest) in names
 
 
+def test_results_go_into_a_folder_of_roots_alone(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "benchmarks").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BenchmarkError, match="benchmarks is a link or no folder, expected a folder of root's"):
+        bench_run.store(tmp_path, document({1: [80.0]}), [], True)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def script(body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python apart from the tests: adopting orphans and killing below a process is not for pytest's own."""
     text = "import sys\nfrom pathlib import Path\nfrom ansible_collections.gpuserve.sglang.plugins.module_utils import bench_run\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import socket
 import time
@@ -20,7 +19,6 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import (
     Switch,
     SwitchError,
     differing,
-    last_start,
     parse_span,
     ready_times,
     release_of,
@@ -381,12 +379,12 @@ def test_times_of_a_start_that_another_play_began() -> None:
     assert ready_times(UNIT, lambda argv, timeout: CommandResult(1)) is None
 
 
-def test_the_record_of_the_last_start(tmp_path: Path) -> None:
-    assert last_start(tmp_path) == {}
-    (tmp_path / "last-start.json").write_text("[")
-    assert last_start(tmp_path) == {}
-    (tmp_path / "last-start.json").write_text(json.dumps({"seconds_to_ready": 5}))
-    assert last_start(tmp_path) == {"seconds_to_ready": 5}
+def test_evidence_follows_no_link_of_the_services_user(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "incidents").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError):
+        Evidence(UNIT, "x", [], 1_800_000_000.0, Systemd()).write(tmp_path)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_away(tmp_path: Path) -> None:
