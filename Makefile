@@ -46,7 +46,7 @@ lint unit engine molecule integration sanity slow benchmarks: setup # One part o
 	@tests/run $@
 
 .PHONY: faults
-faults: setup ## Do every fault to a box with the real engine (an hour), and show what was seen in docs/faults.md
+faults: setup ## Do every fault to a box with the real engine (half an hour), and show what was seen in docs/faults.md
 	@PART_TIMEOUT=7200 tests/run molecule/faults
 	@$(PYTHON) tools/fault_docs.py --record tests/output/faults.json
 

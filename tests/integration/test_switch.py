@@ -104,8 +104,12 @@ def test_a_changed_setting_restarts_once_and_keeps_another_play_out(serving_box:
 def test_a_deployment_that_fails_is_taken_back_with_its_evidence(serving_box: Box) -> None:
     box = serving_box
     before, pid = records(box), box.main_pid
-    run = box.play("site.yml", **running(6), **BROKEN)
+    run = box.play("site.yml", **running(6), **BROKEN, deployment_load_budget=200)
     assert run.rc != 0
+    # Each waits by its own budget.
+    failed, restored_words = run.stdout.split("Put the files of the last good deployment back", 1)
+    assert "/200 s" in failed
+    assert "/300 s" in restored_words and "/200 s" not in restored_words
     for words in (
         "status=1",
         "ModuleNotFoundError",
