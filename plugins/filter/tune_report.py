@@ -28,7 +28,7 @@ options:
     type: dict
     required: true
   failures:
-    description: Profiles that did not come up, with the reason.
+    description: Profiles that failed in a round, with the reason. They are never recommended, whatever was measured before.
     type: dict
     default: {}
   serving:
@@ -64,7 +64,8 @@ RETURN = r"""
 _value:
   description:
     - C(profile) (null when none can be recommended), C(recommended) (by objective, with C(profile) and C(why)), C(measured) (one
-      merged result for each profile), C(refused), C(risks), C(text) (for people) and C(file) (variables for C(-e @file), empty
+      merged result for each profile, with C(failure) for one that failed in another round), C(refused) (profiles that are not
+      recommended, with the reason), C(risks), C(text) (for people) and C(file) (variables for C(-e @file), empty
       without a profile).
   type: dict
 """

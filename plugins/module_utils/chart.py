@@ -219,7 +219,8 @@ def draw_candidates(prefix: Path, documents: Sequence[Mapping[str, Any]], host: 
         _axis(first, levels, "Time to first token, median", "ms")
         for number, document in enumerate(documents):
             color, marker = SERIES[number % len(SERIES)]
-            _bars(rate, document, color, marker, document["profile"])
+            failed = " (failed in another round)" if "failure" in document else ""
+            _bars(rate, document, color, marker, document["profile"] + failed)
             _lines(first, _series(document, "ttft_ms", "p50"), color=color, marker=marker, markersize=5)
         for axis in (rate, first):
             axis.set_ylim(bottom=0)

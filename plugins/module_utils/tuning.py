@@ -138,7 +138,7 @@ def recommend(
         return {
             "objective": objective,
             "profile": None,
-            "why": "no profile answered every request at the levels of this objective",
+            "why": "no profile came up each time and answered every request at the levels of this objective",
         }
     best = max(found, key=lambda name: found[name][0])
     top, band = found[best]
@@ -148,7 +148,7 @@ def recommend(
     if len(even) == 1:
         rest = sorted((score for name, (score, __) in found.items() if name != best), reverse=True)
         if not rest:
-            return {"objective": objective, "profile": best, "why": "fastest, the only one measured"}
+            return {"objective": objective, "profile": best, "why": "fastest, the only one measured without a failure"}
         bands = (
             "outside the noise" if band is not None else "more than the 5 % that are assumed as noise of a single run"
         )
@@ -176,15 +176,19 @@ def summary(
     """Everything that is known after the last round.
 
     ``results`` are those of the benchmark in the order of the run, ``plans`` those of all wanted profiles (with `error` where
-    one was refused), ``failures`` what became of the profiles that did not come up.
+    one was refused), ``failures`` what became of the profiles that failed in a round. The figures of such a one's earlier
+    rounds are shown; it is never recommended, because what failed in one start of a few can fail again.
     """
     __, refused = candidates(plans)
     names = list(dict.fromkeys(str(found["profile"]) for found in results))
     measured = {name: merge([found for found in results if found["profile"] == name]) for name in names}
     risks = {name: risk(plans[name]) for name in names}
-    advice = {aim: recommend(measured, risks, serving, aim, single, concurrency) for aim in OBJECTIVES}
+    sound = {name: found for name, found in measured.items() if name not in failures}
+    advice = {aim: recommend(sound, risks, serving, aim, single, concurrency) for aim in OBJECTIVES}
     return {
-        "measured": list(measured.values()),
+        "measured": [
+            {**found, "failure": failures[name]} if name in failures else found for name, found in measured.items()
+        ],
         "risks": risks,
         "refused": {**refused, **failures},
         "recommended": advice,
@@ -210,13 +214,17 @@ def lines(found: Mapping[str, Any], single: int = 1, concurrency: int = 30) -> l
             failed = sum(entry["failed"] for entry in document["levels"])
             rates = [benchmark.rate(entry) for entry in document["levels"]]
             accept = benchmark.number(sum(accepts) / len(accepts), 2) if accepts else "-"
-            mark = " (serves)" if name == found["serving"] else ""
-            rows.append([name + mark, *rates, accept, str(failed), found["risks"][name]["level"]])
+            marks = {"serves": name == found["serving"], "failed": "failure" in document}
+            shown = ", ".join(mark for mark, given in marks.items() if given)
+            rows.append(
+                [name + (f" ({shown})" if shown else ""), *rates, accept, str(failed), found["risks"][name]["level"]]
+            )
         widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
         text += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         text += ["", benchmark.how(documents[0])]
+    measured = {str(document["profile"]) for document in documents}
     for name, why in found["refused"].items():
-        text.append(f"not measured: {name}: {why}")
+        text.append(f"{'never recommended' if name in measured else 'not measured'}: {name}: {why}")
     text.append("")
     for aim in OBJECTIVES:
         advice = found["recommended"][aim]

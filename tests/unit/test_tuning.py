@@ -134,6 +134,30 @@ def test_a_profile_with_failed_requests_is_shown_and_never_recommended() -> None
     assert "eagle3-topk1-v2" in found["text"]
 
 
+@pytest.mark.parametrize("objective", tuning.OBJECTIVES)
+def test_a_profile_that_failed_in_one_round_is_shown_and_never_recommended(objective: str) -> None:
+    results = [result("baseline", [90.0], [700.0]), result("eagle3-topk1-v2", [99.0], [990.0])]
+    failures = {"eagle3-topk1-v2": "failed in round 2: CUDA out of memory"}
+    found = advice(results, serving="eagle3-topk1-v2", objective=objective, failures=failures)
+    assert {aim: of["profile"] for aim, of in found["recommended"].items()} == dict.fromkeys(
+        tuning.OBJECTIVES, "baseline"
+    )
+    assert yaml.safe_load(found["file"]) == {"deployment_profile": "baseline"}
+    # Its figures stay, with what became of it; "not measured" would be a lie.
+    (row,) = [line for line in found["text"].splitlines() if line.startswith("eagle3-topk1-v2 (serves, failed)")]
+    assert "99.0" in row and "990.0" in row
+    assert "\nnever recommended: eagle3-topk1-v2: failed in round 2: CUDA out of memory\n" in found["text"]
+    assert "not measured" not in found["text"]
+    assert [document.get("failure") for document in found["measured"]] == [None, *failures.values()]
+    assert "the only one measured without a failure" in found["recommended"][objective]["why"]
+
+
+def test_when_every_measured_profile_failed_once_none_is_recommended() -> None:
+    found = advice([result("baseline", [90.0], [700.0])], failures={"baseline": "failed in round 2: died"})
+    assert found["profile"] is None and found["file"] == ""
+    assert "no recommendation (no profile came up each time" in found["text"]
+
+
 def test_nothing_measured_recommends_nothing() -> None:
     found = advice([], failures={"baseline": "failed in round 1: died"})
     assert found["profile"] is None
