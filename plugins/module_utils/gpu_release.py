@@ -66,6 +66,8 @@ class Process:
     release: bool = False
     #: Lives in the same PID namespace as this program: not in somebody's container.
     here: bool = True
+    #: C(unit) was made to run it. False: the control group merely contains it, as those of cron and sshd do; None: not known.
+    owned: bool | None = True
 
     @property
     def uses(self) -> bool:
@@ -90,7 +92,9 @@ class Process:
         """For people: who it is and what it has."""
         parts = [f"pid {self.pid} ({self.command or 'unknown'})"]
         if self.visible:
-            parts += [f"user {self.user or 'unknown'}", f"unit {self.unit or 'none'}"]
+            inside = f"unit none (in the control group of {self.unit}, which runs another program)"
+            unit = inside if self.unit and self.owned is False else f"unit {self.unit or 'none'}"
+            parts += [f"user {self.user or 'unknown'}", unit]
         else:
             parts.append("not visible from here: it runs in another container or on the machine that owns the GPUs")
         if self.gpus:
@@ -117,26 +121,30 @@ class Scene:
 
     def ancestors(self, pid: int) -> list[int]:
         """Parent, its parent and so on, without process 1."""
-        found: list[int] = []
-        above = self.parents.get(pid, 0)
-        while above > 1 and above not in found:
-            found.append(above)
-            above = self.parents.get(above, 0)
-        return found
+        return _ancestors(pid, self.parents)
 
     def descendants(self, pid: int) -> list[int]:
         return [other for other in self.parents if pid in self.ancestors(other)]
 
 
-def _stat(pid: int, tree: host.Roots) -> tuple[str, int, int] | None:
-    """(state, parent, start in ticks) of a process; None when it is gone."""
+def _ancestors(pid: int, parents: Mapping[int, int]) -> list[int]:
+    found: list[int] = []
+    above = parents.get(pid, 0)
+    while above > 1 and above not in found:
+        found.append(above)
+        above = parents.get(above, 0)
+    return found
+
+
+def _stat(pid: int, tree: host.Roots) -> tuple[str, int, int, int] | None:
+    """(state, parent, start in ticks, session) of a process; None when it is gone."""
     content = host.read(os.path.join(tree.proc, str(pid), "stat"), 4096)
     if not content:
         return None
     # A process may call itself by any bytes, brackets too: the last one ends the name.
     cells = content.rpartition(")")[2].split()
     try:
-        return cells[0], int(cells[1]), int(cells[19])
+        return cells[0], int(cells[1]), int(cells[19]), int(cells[3])
     except (IndexError, ValueError):
         return None
 
@@ -173,12 +181,18 @@ def _namespace(pid: int | str, tree: host.Roots) -> str | None:
 
 
 def look(
-    tree: host.Roots, tool: str | None, run: gpu.Runner, roots: Sequence[str] = (), wanted: Sequence[int] = ()
+    tree: host.Roots,
+    tool: str | None,
+    run: gpu.Runner,
+    roots: Sequence[str] = (),
+    wanted: Sequence[int] = (),
+    main_pid: Callable[[str], int | None] = lambda unit: None,
 ) -> Scene:
     """Read who holds the GPUs.
 
     C(tool) is the path of nvidia-smi, None where there is none. C(roots) are folders of this service's releases;
-    C(wanted) are processes that must be described whatever they hold.
+    C(wanted) are processes that must be described whatever they hold. C(main_pid) says the main process of a unit: 0 when
+    there is none, None when systemd does not answer.
     """
     notes: list[str] = []
     below = [root.rstrip("/") + "/" for root in roots if root]
@@ -195,7 +209,7 @@ def look(
             entry["memory"] += process["memory_mib"] or 0
             entry["gpus"].append(record["index"])
     parents: dict[int, int] = {}
-    stats: dict[int, tuple[str, int, int]] = {}
+    stats: dict[int, tuple[str, int, int, int]] = {}
     for pid in host.pids(tree):
         stat = _stat(pid, tree)
         if stat is not None:
@@ -204,6 +218,17 @@ def look(
     engines = {pid for pid in stats if host.engine_of(host.argv_of(pid, tree)) is not None}
     minors = {f"/dev/nvidia{r['index'] if r['minor'] is None else r['minor']}": r["index"] for r in gpus}
     here = _namespace("self", tree)
+    mains: dict[str, int | None] = {}
+
+    def owned(pid: int, unit: str) -> bool | None:
+        """Whether the unit's main process is this one, or started it in its own session: cron and sshd open a new one."""
+        if unit not in mains:
+            mains[unit] = main_pid(unit)
+        main = mains[unit]
+        if main is None or main == pid:
+            return None if main is None else True
+        return main in _ancestors(pid, parents) and main in stats and stats[main][3] == stats[pid][3]
+
     processes: dict[int, Process] = {}
     for pid in sorted({*files, *apps, *engines, *(w for w in wanted if w in stats)} - {self_pid}):
         app = apps.get(pid)
@@ -217,6 +242,8 @@ def look(
             continue
         mapped, ours = _mapped(pid, tree, below)
         held = tuple(sorted(files.get(pid, ())))
+        unit = host.unit_of(pid, tree) or ""
+        serves = pid in engines or app is not None or any(_MEMORY.fullmatch(path) for path in mapped)
         touched = {minors[path] for path in (*held, *mapped) if path in minors} | set(app["gpus"] if app else ())
         processes[pid] = Process(
             pid,
@@ -226,7 +253,7 @@ def look(
             argv=tuple(host.argv_of(pid, tree)),
             command=host.command_of(pid, tree) or (app or {}).get("command") or "",
             user=host.user_of(pid, tree) or "",
-            unit=host.unit_of(pid, tree) or "",
+            unit=unit,
             files=held,
             mapped=mapped,
             memory_mib=app["memory"] if app else 0,
@@ -235,6 +262,7 @@ def look(
             planned=_planned(pid, tree),
             release=ours,
             here=here is None or _namespace(pid, tree) == here,
+            owned=owned(pid, unit) if unit and serves else True,
         )
     return Scene(
         processes,
@@ -403,7 +431,12 @@ def _named(server: Server, scene: Scene, unit: str, notes: list[str]) -> set[int
         leader = _main_of(process, scene)
         if leader is None:
             continue
-        if leader.unit:
+        if leader.unit and leader.owned is None:
+            raise ReleaseError(
+                f"servers: {server.text()} names {leader.text()}, and systemd does not say which process that unit runs; expected to "
+                f"know whether it would start the server again. Look at `systemctl status {leader.unit}`. Nothing was ended."
+            )
+        if leader.unit and leader.owned:
             raise ReleaseError(
                 f"servers: {server.text()} names {leader.text()}; expected a server that was started by hand. systemd would start "
                 f"it again: `systemctl disable --now {leader.unit}` is the way to end it. Nothing was ended."
@@ -436,7 +469,7 @@ def judge(scene: Scene, unit: str, servers: Sequence[Server] = ()) -> Decision:
         leader = next((pid for pid in (process.pid, *above) if pid in leaders), None)
         if process.pid in own:
             holders.append(Holder(process, OWN, own[process.pid], leader=True))
-        elif leader is not None and not process.unit:
+        elif leader is not None and process.unit in ("", scene.processes[leader].unit):
             first = process.pid == leader
             why = f"named by {leaders[leader].text()}" if first else f"started by pid {leader}, which is named"
             holders.append(Holder(process, NAMED, why, leader=first))
@@ -474,7 +507,8 @@ def refusal(foreign: Iterable[Holder]) -> str:
         "Expected nobody but the service and monitors. No process was signalled. Stop each by its owner's means (systemctl stop UNIT, "
         "or ask its user)"
     )
-    if any(holder.process.engine is not None and not holder.process.unit for holder in foreign):
+    by_hand = [holder.process for holder in foreign if not holder.process.unit or holder.process.owned is False]
+    if any(process.engine is not None for process in by_hand):
         text += (
             "; an old server that was started by hand is drained and replaced when sglang_service_take_over names it"
         )

@@ -33,7 +33,7 @@ options:
     description:
       - Old servers that may be ended, each with O(servers[].pid) or O(servers[].match).
       - Only inference servers and processes that use a GPU can be named. A server that a systemd unit runs is refused, since
-        systemd would start it again.
+        systemd would start it again; one that was started from cron or a login is none, whatever control group it lives in.
     type: list
     elements: dict
     default: []
@@ -232,11 +232,15 @@ def main() -> None:
     tool = host_info.find_tool(given["nvidia_smi"])
     result: dict[str, Any] = {"changed": False, "released": [], "holders": [], "blockers": [], "gpus": {}, "notes": []}
 
+    def main_pid(name: str) -> int | None:
+        status = observe_unit(name)
+        return None if status.error else status.main_pid
+
     def see(wanted: tuple[int, ...] = ()) -> Scene:
         def run(argv: Any) -> gpu.ToolResult:
             return gpu.run_tool(argv, given["tool_timeout"])
 
-        return look(tree, tool, run, given["roots"], wanted)
+        return look(tree, tool, run, given["roots"], wanted, main_pid)
 
     def answer(scene: Scene, decision: Decision) -> None:
         result["holders"] = [holder.public() for holder in decision.holders]

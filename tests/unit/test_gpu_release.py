@@ -143,6 +143,30 @@ def test_a_server_of_another_unit_is_refused() -> None:
         judge(scene(engine(5, unit="vllm.service")), UNIT, [Server(pid=5)])
 
 
+@pytest.mark.parametrize("unit", ["cron.service", "ssh.service", "user-app.service"])
+def test_a_server_that_a_unit_merely_contains_is_taken_over(unit: str) -> None:
+    """@reboot in a crontab, ssh without pam_systemd: disabling that unit would lock the operator out."""
+    there = scene(engine(5, unit=unit, owned=False), worker(6, 5, unit=unit, owned=False))
+    decision = judge(there, UNIT, [Server(match="sglang.launch_server")])
+    assert {h.process.pid: (h.kind, h.leader) for h in decision.targets} == {5: ("named", True), 6: ("named", False)}
+    # Not named, it is refused, and nobody is told to stop the unit.
+    refused = gpu_release.refusal(judge(there, UNIT).foreign)
+    assert f"unit none (in the control group of {unit}" in refused
+    assert "sglang_service_take_over" in refused
+
+
+def test_a_taken_over_server_does_not_take_other_units_along() -> None:
+    other = worker(6, 5, unit="training.service")
+    decision = judge(scene(engine(5, unit="cron.service", owned=False), other), UNIT, [Server(pid=5)])
+    assert kinds(decision) == {5: "named", 6: "foreign"}
+
+
+def test_a_server_of_a_unit_that_systemd_says_nothing_about_is_refused_without_a_command_that_ends_it() -> None:
+    with pytest.raises(ReleaseError, match="systemd does not say which process") as refused:
+        judge(scene(engine(5, unit="cron.service", owned=None)), UNIT, [Server(pid=5)])
+    assert "disable" not in str(refused.value)
+
+
 def test_our_own_unit_is_never_named() -> None:
     assert kinds(judge(scene(engine(5, unit=UNIT)), UNIT, [Server(match="sglang")])) == {5: "own"}
 
@@ -232,7 +256,7 @@ class Proc:
     def put(
         self, pid: int, argv: Sequence[str], *, parent: int = 1, started: int = 77, files: Sequence[str] = (),
         maps: Sequence[str] = (), environ: bytes = b"", cgroup: str = "0::/user.slice/session-1.scope\n", name: str = "x",
-        namespace: str = "pid:[1]",
+        namespace: str = "pid:[1]", session: int = 0,
     ) -> None:  # fmt: skip
         folder = self.base / "proc" / str(pid)
         (folder / "fd").mkdir(parents=True)
@@ -243,7 +267,7 @@ class Proc:
         (folder / "cgroup").write_text(cgroup)
         (folder / "status").write_text("Uid:\t0\t0\t0\t0\n")
         (folder / "environ").write_bytes(environ)
-        rest = " ".join(["S", str(parent), *(["0"] * 17), str(started), "0", "0"])
+        rest = " ".join(["S", str(parent), "0", str(session), *(["0"] * 15), str(started), "0", "0"])
         (folder / "stat").write_text(f"{pid} ({name}) {rest}\n")
         lines = [f"7f00-7f01 rw-s 00000000 00:05 {n} {path}" for n, path in enumerate(maps)]
         (folder / "maps").write_text("\n".join(["7f00-7f01 rw-p 00000000 00:00 0", *lines, ""]))
@@ -290,6 +314,37 @@ def test_the_plan_in_the_environment_and_another_namespace_are_seen(proc: Proc) 
     assert seen.processes[600].planned
     assert not seen.processes[601].here
     assert kinds(judge(seen, UNIT)) == {600: "own", 601: "foreign"}
+
+
+@pytest.mark.parametrize(
+    ("parent", "session", "main", "owned"),
+    [
+        # The unit runs the server itself, or a script that runs it.
+        (1, 600, 600, True),
+        (500, 500, 500, True),
+        # cron and sshd start what they run in a session of its own; after a logout it belongs to process 1.
+        (500, 600, 500, False),
+        (1, 500, 500, False),
+        # The unit has no main process (any more), or systemd does not know it: a user's unit.
+        (1, 600, 0, False),
+        (1, 600, None, None),
+    ],
+)
+def test_whether_a_unit_runs_a_server_or_merely_contains_it(
+    proc: Proc, parent: int, session: int, main: int | None, owned: bool | None
+) -> None:
+    group = "0::/system.slice/some.service\n"
+    proc.put(500, ["/usr/sbin/some", "-f"], session=500, cgroup=group)
+    proc.put(600, SERVER, parent=parent, session=session, cgroup=group)
+    asked: list[str] = []
+
+    def main_pid(unit: str) -> int | None:
+        asked.append(unit)
+        return main
+
+    seen = look(proc.tree, None, real("busy.xml"), main_pid=main_pid)
+    assert (seen.processes[600].unit, seen.processes[600].owned) == ("some.service", owned)
+    assert asked == ["some.service"]
 
 
 def test_a_process_that_only_nvidia_smi_knows_is_kept(proc: Proc) -> None:
