@@ -16,7 +16,7 @@ version_added: 0.1.0
 author: The gpuserve.sglang authors (@gpuserve)
 description:
   - Makes the table of a result of M(gpuserve.sglang.benchmark_run), beside the figures on record for its profile and those of an
-    earlier run. A change counts only outside the noise of both runs.
+    earlier run. A change counts only outside the noise of both runs, and is C(other method) where they were not measured alike.
 positional: previous
 options:
   _input:

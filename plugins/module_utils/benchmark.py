@@ -390,6 +390,27 @@ def record_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+def other_than_record(now: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """In what a run was measured otherwise than the record, in words; empty where it was not.
+
+    The record's prompts are not on record: the collection's own stand for them, and no others.
+    """
+    own, wanted = now["method"], record["method"]
+    names = {"requests": "requests a level", "warmup": "warm-up requests", "output_tokens": "new tokens"}
+    found = [f"{own[key]} {name} instead of {wanted[key]}" for key, name in names.items() if own[key] != wanted[key]]
+    if own.get("fill"):
+        found.append("at least as many requests as the level is high")
+    if own["prompts"] != record["stand_in_prompts"]:
+        found.append(f"prompts {own['prompts']} instead of the collection's {record['stand_in_prompts']}")
+    return ", ".join(found)
+
+
+def record_remark(now: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """What a reader must know who holds a run against the record; empty where both were measured in the same way."""
+    other = other_than_record(now, record)
+    return f"Not the method of the record ({other}): its figures are no measure for these" if other else ""
+
+
 def record_for(profile: str, record: Mapping[str, Any]) -> dict[int, float | None]:
     """The record's figures of a profile; empty when it is not on record."""
     return next((row["figures"] for row in record_rows(record) if row["profile"] == profile), {})
@@ -406,6 +427,12 @@ def number(value: Any, digits: int = 1) -> str:
 def percent(share: float | None) -> str:
     """`+3.1 %`; `-` for what is not known."""
     return "-" if share is None else f"{share * 100:+.1f} %"
+
+
+def change(seen: Mapping[str, Any]) -> str:
+    """`+3.1 % (faster)`; a share of what was measured in another way says nothing."""
+    verdict_ = seen["verdict"]
+    return OTHER_METHOD if verdict_ == OTHER_METHOD else f"{percent(seen['change'])} ({verdict_})"
 
 
 def rate(entry: Mapping[str, Any]) -> str:
@@ -426,6 +453,7 @@ def table(
     """The rows of the benchmark table, head first; columns for the record and the run before only where there is one."""
     against = compare(now, before)
     documented = record_for(str(now["profile"]), record) if record else {}
+    other = bool(record and other_than_record(now, record))
     head = ["C", "output tok/s", "TTFT p50 / p99 ms", "inter-token p50 / p99 ms", "acceptance length", "failed"]
     rows = [
         head
@@ -444,12 +472,10 @@ def table(
         if documented:
             old = documented.get(concurrency)
             share = entry["output_tok_s"] / old - 1 if old and entry["output_tok_s"] is not None else None
-            row += [number(old), percent(share)]
+            row += [number(old), OTHER_METHOD if other and old else percent(share)]
         if against:
             seen = against.get(concurrency)
-            row += (
-                [number(seen["output_tok_s"]), f"{percent(seen['change'])} ({seen['verdict']})"] if seen else ["-", "-"]
-            )
+            row += [number(seen["output_tok_s"]), change(seen)] if seen else ["-", "-"]
         rows.append(row)
     return rows
 
@@ -474,6 +500,8 @@ def report(
     lines = [f"{now['profile']}, SGLang {now['engine_version']}, {now['when']}", how(now), ""]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     notes = remarks(now)
+    if record and record_for(str(now["profile"]), record) and (note := record_remark(now, record)):
+        notes.insert(0, note)
     return lines + (["", *notes] if notes else [])
 
 

@@ -146,6 +146,7 @@ def draw(
             )
         if own is not None:
             points = [(x, y) for x, y in own["figures"].items() if y is not None]
+            other = f"; {benchmark.OTHER_METHOD}" if record and benchmark.other_than_record(document, record) else ""
             _lines(
                 rate,
                 points,
@@ -154,7 +155,7 @@ def draw(
                 markersize=7,
                 markerfacecolor="white",
                 linestyle="none",
-                label=f"record ({own['title']})",
+                label=f"record ({own['title']}{other})",
             )
         measured = any(entry.get("noise") is not None for entry in document["levels"])
         _bars(rate, document, BLUE, "o", "this run" + (" (bar: spread of the repeats)" if measured else ""))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from . import benchmark as bench
 from . import documented
 
 NOT_ON_RECORD = "-"
@@ -137,50 +138,71 @@ def _here(deviation: Mapping[str, Any]) -> str:
     return "not in the unit" if absent else cell(deviation["actual"])
 
 
-def benchmark(
-    measured: Mapping[str, Any] | None, plan: Mapping[str, Any], name: str
-) -> tuple[list[str], Rows, list[str], Rows, str]:
-    """Header and rows of the table of the record with the last measurement beside it, those of that measurement in full, and
-    what has to be said about it."""
+def benchmark(measured: Mapping[str, Any] | None, plan: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The table of the record with the last measurement beside it, that measurement in full, and what has to be said about it."""
     record = documented.record()["benchmark"]
     levels: list[int] = list(record["levels"])
     rows: Rows = []
     for row in record["rows"]:
         title = f"**{row['title']}**" if row["profile"] == plan["profile"] else row["title"]
         rows.append([title, "record", *(number(value) for value in row["output_tok_s"])])
-    header = ["configuration", "source", *(f"C={level}" for level in levels)]
+    shown: dict[str, Any] = {
+        "method": record["method"],
+        "header": ["configuration", "source", *(f"C={level}" for level in levels)],
+        "rows": rows,
+        "detail_header": [
+            "concurrency", "requests", "failed", "output tok/s", "TTFT p50 ms", "TTFT p99 ms", "inter-token p50 ms",
+            "inter-token p99 ms", "acceptance length",
+        ],
+        "detail": [],
+        "remarks": [],
+        "note": "Nothing was measured on this host yet: `playbooks/benchmark.yml` measures it.",
+    }  # fmt: skip
     if not measured:
-        return header, rows, [], [], "Nothing was measured on this host yet: `playbooks/benchmark.yml` measures it."
-    by_level = {int(level["concurrency"]): level for level in measured.get("levels") or []}
-    rates = [number((by_level.get(level) or {}).get("output_tok_s")) for level in levels]
-    rows.append([f"{measured.get('profile')} on {name}", f"measured {str(measured.get('when'))[:10]}", *rates])
-    detail_header = [
-        "concurrency", "requests", "failed", "output tok/s", "TTFT p50 ms", "TTFT p99 ms", "inter-token p50 ms",
-        "inter-token p99 ms", "acceptance length",
-    ]  # fmt: skip
-    detail = []
+        return shown
+    if measured.get("schema") != bench.SCHEMA:
+        shown["note"] = (
+            f"The last measurement has the schema {measured.get('schema')}, this handbook reads {bench.SCHEMA}: measure again with "
+            "`playbooks/benchmark.yml`."
+        )
+        return shown
+    by_level = {int(level["concurrency"]): level for level in measured["levels"]}
+    remark = bench.record_remark(measured, record)
+    source = f"measured {str(measured['when'])[:10]}" + (f", **{bench.OTHER_METHOD}**" if remark else "")
+    rates = [_rate(by_level[level]) if level in by_level else NOT_ON_RECORD for level in levels]
+    rows.append([f"{measured['profile']} on {name}", source, *rates])
     for level, found in sorted(by_level.items()):
-        ttft, itl = found.get("ttft_ms") or {}, found.get("itl_ms") or {}
-        detail.append(
+        ttft, itl = found["ttft_ms"], found["itl_ms"]
+        shown["detail"].append(
             [
                 str(level),
-                str(found.get("completed", NOT_ON_RECORD)),
-                str(found.get("failed", NOT_ON_RECORD)),
-                number(found.get("output_tok_s")),
-                number(ttft.get("p50")),
-                number(ttft.get("p99")),
-                number(itl.get("p50")),
-                number(itl.get("p99")),
-                number(found.get("accept_length"), 2),
+                str(found["requests"]),
+                f"**{found['failed']}**" if found["failed"] else "0",
+                bench.rate(found),
+                number(ttft["p50"]),
+                number(ttft["p99"]),
+                number(itl["p50"]),
+                number(itl["p99"]),
+                number(found["accept_length"], 2),
             ]
         )
-    note = f"Measured {measured.get('when')} with the profile `{measured.get('profile')}`, SGLang {measured.get('engine_version')}."
-    if measured.get("plan_hash") != plan["hash"]:
+    note = (
+        f"Measured {measured['when']} with the profile `{measured['profile']}`, SGLang {measured['engine_version']}, by "
+        f"{bench.how(measured)}{'; ± is half the spread of the runs' if measured['method']['repeats'] > 1 else ''}."
+    )
+    if measured["plan_hash"] != plan["hash"]:
         note += (
-            f" **That was another plan** (`{str(measured.get('plan_hash'))[:12]}`): these numbers are not those of what serves now. "
+            f" **That was another plan** (`{str(measured['plan_hash'])[:12]}`): these numbers are not those of what serves now. "
             "Measure again with `playbooks/benchmark.yml`."
         )
-    return header, rows, detail_header, detail, note
+    shown["note"] = note
+    shown["remarks"] = [words(text) for text in ([remark] if remark else []) + bench.remarks(measured)]
+    return shown
+
+
+def _rate(level: Mapping[str, Any]) -> str:
+    """A measured throughput; where requests failed, it says so itself."""
+    return bench.rate(level) + (f" ({level['failed']} of {level['requests']} failed)" if level["failed"] else "")
 
 
 def settings(plan: Mapping[str, Any]) -> dict[str, Rows]:
@@ -270,7 +292,6 @@ def view(
 ) -> dict[str, Any]:
     """Everything that the template lays out."""
     known = manifest or {}
-    record_header, record_rows, detail_header, detail, note = benchmark(measured, plan, name)
     unit = plan["unit"]
     began = (last_start or {}).get("seconds_to_ready")
     budget = float(unit["timeout_start_sec"])
@@ -279,14 +300,7 @@ def view(
         "unit": f"{unit['name']}.service",
         "hardware": hardware(host),
         "software": software(host, known),
-        "benchmark": {
-            "header": record_header,
-            "rows": record_rows,
-            "detail_header": detail_header,
-            "detail": detail,
-            "note": note,
-            "method": documented.record()["benchmark"]["method"],
-        },
+        "benchmark": benchmark(measured, plan, name),
         "settings": settings(plan),
         "patches": patch_rows(plan, series, known),
         "checksums": [

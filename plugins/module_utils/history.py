@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from . import benchmark
 from .health_text import scrub
 from .record import LAST, PREVIOUS, RecordError, Records, document
 from .service import difference
@@ -58,7 +59,13 @@ def measured_block(measured: Mapping[str, Any] | None, plan: Mapping[str, Any]) 
     """What was measured with this very plan; only the markers otherwise."""
     lines = ["<!-- measured: begin -->"]
     if measured and measured.get("plan_hash") == plan["hash"]:
-        lines += [f"Measured {measured.get('when')}:", "", "| C | output tok/s | acceptance length |", "|---|---|---|"]
+        how = f" ({benchmark.how(measured)})" if measured.get("method") else ""
+        lines += [
+            f"Measured {measured.get('when')}{how}:",
+            "",
+            "| C | output tok/s | acceptance length |",
+            "|---|---|---|",
+        ]
         for level in measured.get("levels") or []:
             shown = [_number(level.get("output_tok_s"), 1), _number(level.get("accept_length"), 2)]
             lines.append(f"| {level['concurrency']} | {' | '.join(shown)} |")

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = (Path(__file__).parent / "fixtures" / "bench-serving-0.5.9.jsonl").read_text()
 METHOD = {
     "tool": "sglang.bench_serving", "levels": [1, 30, 100], "requests": 30, "fill": False, "warmup": 5, "output_tokens": 200, "repeats": 3,
-    "seed": 1, "max_prompt_chars": 0, "level_timeout": 900, "prompts": "67 (abc)",
+    "seed": 1, "max_prompt_chars": 0, "level_timeout": 900, "prompts": documented.record()["benchmark"]["stand_in_prompts"],
 }  # fmt: skip
 PLAN = {"hash": "a" * 64, "profile": "eagle3-topk1-v2", "engine_version": "0.5.9"}
 RECORDED = documented.record()["benchmark"]
@@ -281,6 +281,41 @@ def test_the_table_shows_what_is_known_and_nothing_else() -> None:
     assert "record tok/s" not in benchmark.table({**now, "profile": "cpu"}, None, RECORDED)[0]
     lines = benchmark.markdown(rows).splitlines()
     assert len({line.count("|") for line in lines}) == 1
+
+
+def test_the_prompts_that_stand_for_the_record_s_are_the_collection_s() -> None:
+    prompts = benchmark.read_prompts((ROOT / "roles" / "benchmark" / "files" / "prompts.jsonl").read_text())
+    assert RECORDED["stand_in_prompts"] == f"{len(prompts)} ({benchmark.fingerprint(prompts)})"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"fill": True}, "at least as many requests as the level is high"),
+        ({"requests": 250}, "250 requests a level instead of 30"),
+        ({"output_tokens": 16}, "16 new tokens instead of 200"),
+        ({"warmup": 0}, "0 warm-up requests instead of 5"),
+        ({"prompts": "3 (abc)"}, "prompts 3 (abc) instead of the collection's 67 (691ee1d5e237)"),
+    ],
+)
+def test_what_was_measured_otherwise_is_not_held_against_the_record(change: dict[str, Any], words: str) -> None:
+    now = document({1: [86.8], 30: [1500.0], 5: [300.0]})
+    assert benchmark.other_than_record(now, RECORDED) == ""
+    now["method"].update(change)
+    rows = benchmark.table(now, None, RECORDED)
+    # C=5 is not on record.
+    assert [row[-2:] for row in rows[1:]] == [["86.8", "other method"], ["759.3", "other method"], ["-", "-"]]
+    text = benchmark_report(now)["text"]
+    assert f"Not the method of the record ({words}): its figures are no measure for these" in text
+    assert "%" not in text.partition("record tok/s")[2]
+    # Where nothing of the profile is on record, nothing is said of it.
+    assert "record" not in benchmark_report({**now, "profile": "cpu"})["text"]
+
+
+def test_a_share_of_another_method_is_not_shown() -> None:
+    old = document({1: [50.0]})
+    old["method"]["output_tokens"] = 64
+    assert benchmark.table(document({1: [100.0]}), old, None)[1][-2:] == ["50.0", "other method"]
 
 
 def test_remarks_say_what_a_reader_must_know() -> None:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.gpuserve.sglang.plugins.filter import handbook as handbook_filter
-from ansible_collections.gpuserve.sglang.plugins.module_utils import documented, handbook, history
+from ansible_collections.gpuserve.sglang.plugins.module_utils import benchmark, documented, handbook, history
 from ansible_collections.gpuserve.sglang.plugins.module_utils.plan import launch_plan
 from ansible_collections.gpuserve.sglang.plugins.module_utils.record import Records
 from ansible_collections.gpuserve.sglang.plugins.module_utils.verify_host import HANDBOOK_PLAN, launch_words
@@ -30,13 +30,25 @@ SECTIONS = [
     "Hardware", "Software stack", "Configuration and why", "Flags explained", "NCCL", "Exact launch command",
     "Service management", "Patches", "Paths and logs",
 ]  # fmt: skip
+
+
+def measured_level(concurrency: int, rates: list[float], failed: int = 0, **more: Any) -> dict[str, Any]:
+    repeats = [
+        {"requests": 30, "completed": 30 - failed, "failed": failed, "output_tok_s": rate, "accept_length": None,
+         "errors": {"refused": failed} if failed else {}, "other_requests": 0} for rate in rates
+    ]  # fmt: skip
+    return {**benchmark.level(concurrency, repeats, []), **more}
+
+
+RECORD_METHOD = {
+    "tool": "sglang.bench_serving", "levels": [1, 100], "requests": 30, "fill": False, "warmup": 5, "output_tokens": 200, "repeats": 2,
+    "prompts": documented.record()["benchmark"]["stand_in_prompts"],
+}  # fmt: skip
 MEASURED = {
-    "schema": 1, "when": "2026-11-30T05:00:00Z", "profile": "eagle3-topk1-v2", "engine_version": "0.5.9",
+    "schema": 1, "when": "2026-11-30T05:00:00Z", "profile": "eagle3-topk1-v2", "engine_version": "0.5.9", "method": RECORD_METHOD,
     "levels": [
-        {"concurrency": 1, "completed": 30, "failed": 0, "output_tok_s": 87.25, "ttft_ms": {"p50": 110.0, "p99": 240.0},
-         "itl_ms": {"p50": 11.0, "p99": 30.0}, "accept_length": 2.345},
-        {"concurrency": 100, "completed": 29, "failed": 1, "output_tok_s": 770.04, "ttft_ms": {}, "itl_ms": {},
-         "accept_length": None},
+        measured_level(1, [87.25, 87.25], ttft_ms={"p50": 110.0, "p99": 240.0}, itl_ms={"p50": 11.0, "p99": 30.0}, accept_length=2.345),
+        measured_level(100, [760.0, 780.08], failed=1),
     ],
 }  # fmt: skip
 
@@ -151,9 +163,42 @@ def test_numbers_of_the_benchmark_are_the_record_s_or_measured(plan: dict[str, A
     }
     assert set(numbers_of_table(rendered(plan))) == record
     with_measured = numbers_of_table(rendered(plan, measured={**MEASURED, "plan_hash": plan["hash"]}))
-    mine = {"87.2", "770.0", "110.0", "240.0", "11.0", "30.0", "2.35", "2.34", "1", "100", "30", "29", "0"}
+    mine = {"110.0", "240.0", "11.0", "30.0", "2.35", "2.34", "1", "100", "60", "0"}
     assert set(with_measured) - record <= mine
-    assert {"87.2", "770.0"} <= set(with_measured)
+
+
+def benchmark_section(plan: dict[str, Any], measured: dict[str, Any]) -> str:
+    text = rendered(plan, measured={**measured, "plan_hash": plan["hash"]})
+    return text.split("## 3. Configuration and why")[1].split("### Memory")[0]
+
+
+def test_a_measurement_is_shown_with_its_method_its_noise_and_its_failures(plan: dict[str, Any]) -> None:
+    text = benchmark_section(plan, MEASURED)
+    row = "| eagle3-topk1-v2 on kimi-1 | measured 2026-11-30 | 87.2 ±0.0 % | - | 770.0 ±1.3 % (2 of 60 failed) | - |"
+    assert row in text
+    assert "| 1 | 60 | 0 | 87.2 ±0.0 % | 110.0 |" in text
+    assert "| 100 | 60 | **2** | 770.0 ±1.3 % | - |" in text
+    assert (
+        f"SGLang 0.5.9, by {benchmark.how(MEASURED)}; ± is half the spread of the runs.\n\n- C=100: 30 requests" in text
+    )
+    for remark in benchmark.remarks(MEASURED):
+        assert f"\n- {remark}\n" in text
+    assert "other method" not in text
+
+
+def test_a_measurement_by_another_method_is_marked_beside_the_record(plan: dict[str, Any]) -> None:
+    method = {**RECORD_METHOD, "fill": True, "output_tokens": 16, "repeats": 1}
+    text = benchmark_section(plan, {**MEASURED, "method": method, "levels": [measured_level(1, [1500.0])]})
+    assert "| eagle3-topk1-v2 on kimi-1 | measured 2026-11-30, **other method** | 1500.0 | - | - | - |" in text
+    assert "(or as many as the level), 16 new tokens" in text and "±" not in text
+    assert (
+        "\n- Not the method of the record (16 new tokens instead of 200, at least as many requests as the level is high): "
+        "its figures are no measure for these\n"
+    ) in text
+
+
+def test_a_measurement_of_another_schema_is_not_read(plan: dict[str, Any]) -> None:
+    assert "has the schema 2, this handbook reads 1" in rendered(plan, measured={"schema": 2, "when": "x"})
 
 
 def test_a_measurement_of_another_plan_says_so(plan: dict[str, Any]) -> None:
@@ -298,6 +343,7 @@ def test_history_takes_in_a_measurement_and_keeps_what_people_wrote(tmp_path: Pa
     assert history.updated(text, plan, tmp_path, "now") == text
     latest.write_text(json.dumps({**MEASURED, "plan_hash": plan["hash"]}))
     measured = history.updated(text, plan, tmp_path, "now")
+    assert f"Measured 2026-11-30T05:00:00Z ({benchmark.how(MEASURED)}):" in measured
     assert "| 1 | 87.2 | 2.35 |" in measured or "| 1 | 87.2 | 2.34 |" in measured
     assert "| 100 | 770.0 | - |" in measured
     assert measured.endswith("\nA remark by hand.\n")
