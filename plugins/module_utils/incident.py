@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -127,6 +128,17 @@ def run_bounded(argv: Sequence[str], timeout: float) -> CommandResult:
         text = out.decode("utf-8", "replace")
         return CommandResult(124, text, f"{argv[0]}: no answer within {timeout:.0f} s")
     return CommandResult(process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+
+
+def is_roots(program: Path) -> bool:
+    """Whether a program, and every folder on the way to it, belongs to root (or to who asks) and only they can write there."""
+    try:
+        found = [path.lstat() for path in (program, *program.parents)]
+    except OSError:
+        return False
+    return stat.S_ISREG(found[0].st_mode) and all(
+        entry.st_uid in (0, os.geteuid()) and not entry.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for entry in found
+    )
 
 
 def limit_text(text: str, size: int) -> str:
@@ -506,15 +518,18 @@ class Collector:
         self._write("stacks.txt", "\n".join(part for part in parts if part))
 
     def _py_spy(self) -> str:
-        """The profiler that the engine's own environment brings along."""
-        if self.unit is None or not self.unit.main_pid:
+        """The profiler beside the interpreter that root's own plan names.
+
+        The process is not asked where its interpreter lies: it can say what it likes, and root runs what is found there.
+        """
+        if self.settings_file is None:
             return ""
         try:
-            words = (self.proc / str(self.unit.main_pid) / "cmdline").read_bytes().split(b"\0")
-            path = Path(os.fsdecode(words[0])).parent / "py-spy"
-        except (OSError, IndexError):
+            plan = json.loads(self.settings_file.with_suffix(".plan.json").read_text(encoding="utf-8"))
+            path = Path(os.path.realpath(Path(plan["command"][0]).parent / "py-spy"))
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
             return ""
-        return str(path) if path.is_absolute() and path.is_file() else ""
+        return str(path) if is_roots(path) else ""
 
     def _gpus(self) -> None:
         notes: list[str] = []

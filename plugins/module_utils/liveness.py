@@ -68,7 +68,7 @@ class Options:
     failures: int = 3
     # Limit of each of the two requests of a probe. The engine needs 20 s to say that its scheduler is dead.
     probe_timeout: float = 30.0
-    # So long a server that only burns processor time, without any countable progress, is taken for busy.
+    # So long a server that works, but delivers nothing to anybody, is taken for busy.
     busy_limit: float = 300.0
     restarts_per_hour: int = 2
     max_tokens: int = 2
@@ -161,14 +161,19 @@ def save_memory(path: Path, memory: Memory) -> None:
 # --------------------------------------------------------------------------------------------------- signs of work
 
 
-_COUNTERS = (
-    "sglang:realtime_tokens_total",
-    "sglang:generation_tokens_total",
-    "sglang:prompt_tokens_total",
-    "sglang:cached_tokens_total",
-    "sglang:cuda_graph_passes_total",
-    "sglang:num_used_tokens",
+# Counted where answers leave the server: these move only when somebody gets something. One that waits for its first token, or
+# a probe that nothing answers, moves none of them.
+_DELIVERED = (
+    "time_to_first_token_seconds_count",
+    "inter_token_latency_seconds_count",
+    "generation_tokens_total",
+    "prompt_tokens_total",
+    "cached_tokens_total",
 )
+# Counted by the scheduler, which also works on requests whose answers are lost behind it, the probe's own among them.
+_SCHEDULED = ("realtime_tokens_total", "cuda_graph_passes_total", "num_used_tokens")
+# Parts without which the engine serves nobody, by the names that they give themselves.
+_PARTS = "sglang::"
 _BATCH = re.compile(r"\b(?:Prefill|Decode) batch\b")
 
 
@@ -187,9 +192,10 @@ def read_marks(loads: HttpAnswer | None, counted: HttpAnswer | None, journal: It
             pass
     if counted is not None and counted.status == 200:
         for sample in metrics.samples(counted.body):
-            if sample.name in _COUNTERS:
-                labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
-                marks[f"{sample.name.removeprefix('sglang:')}{{{labels}}}"] = repr(sample.value)
+            name = sample.name.removeprefix("sglang:")
+            if name in _DELIVERED or name in _SCHEDULED:
+                labels = ",".join(f"{label}={value}" for label, value in sorted(sample.labels.items()))
+                marks[f"{name}{{{labels}}}"] = repr(sample.value)
     batches = [line for line in journal if _BATCH.search(line)]
     if batches:
         marks["journal"] = batches[-1]
@@ -251,6 +257,8 @@ class Seen:
     stopped: tuple[str, ...] = ()
     dead: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
+    # What the server delivers could be counted, before and after.
+    counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -312,21 +320,27 @@ def judge(seen: Seen, memory: Memory, options: Options) -> Decision:
     if not wrong:
         return settled(ALIVE, "", failures=0, proven=seen.now, escalated=False)
     silent = seen.now - memory.proven
-    if seen.moved:
-        names = dict.fromkeys(name.partition("{")[0].rpartition(".")[2] for name in seen.moved)
-        reason = f"{wrong}, but it works ({', '.join(list(names)[:3])})"
-        return settled(BUSY, reason, failures=0, proven=seen.now)
     broken = [f"{who} is dead" for who in seen.dead] + [f"{who} is stopped" for who in seen.stopped]
+    names = list(dict.fromkeys(name.partition("{")[0].rpartition(".")[2] for name in seen.moved))
+    # The scheduler goes on when the part behind it is gone, and everybody waits: no progress excuses that. A helper that has
+    # ended, and that nobody has fetched yet, is no such part.
+    lost = bool(seen.stopped) or any(f"({_PARTS}" in who for who in seen.dead)
+    # Where deliveries cannot be counted (no metrics), any progress has to do.
+    delivered = [name for name in names if name in _DELIVERED or not seen.counted]
+    if delivered and not lost:
+        reason = f"{wrong}, but it works ({', '.join(delivered[:3])})"
+        return settled(BUSY, reason, failures=0, proven=seen.now)
     share = seen.cpu_seconds / seen.window if seen.window > 0 else 0.0
-    if not broken and share >= CPU_BUSY and silent < options.busy_limit:
+    works = ", ".join(names[:3]) or (f"it uses {share:.1f} processors" if share >= CPU_BUSY and not broken else "")
+    if works and not lost and silent < options.busy_limit:
         reason = (
-            f"{wrong}, but it uses {share:.1f} processors; taken for busy until {health.seconds_text(options.busy_limit)} s "
-            f"without countable progress, now {silent:.0f}"
+            f"{wrong}, but it works ({works}); taken for busy until {health.seconds_text(options.busy_limit)} s "
+            f"without anything delivered, now {silent:.0f}"
         )
         # Neither better nor worse: what failed before still counts.
         return settled(BUSY, reason)
     failures = memory.failures + 1
-    reason = "; ".join([wrong, *broken, f"no progress for {silent:.0f} s"])
+    reason = "; ".join([wrong, *broken, f"nothing delivered for {silent:.0f} s"])
     memory = replace(memory, state=FAILING, reason=reason, failures=failures)
     if failures < options.failures:
         return Decision(FAILING, reason, NOTHING, memory)
@@ -430,9 +444,11 @@ class Probe:
             seen = replace(seen, answer=self._wait(self._ask("POST", "/v1/chat/completions", body, limit), limit))
         if trouble(seen):
             after = read_processes(self._pids(unit), self.proc)
+            later = self._marks(unit, self._ask_marks())
             seen = replace(
                 seen,
-                moved=tuple(moved(figures, self._marks(unit, self._ask_marks()))),
+                moved=tuple(moved(figures, later)),
+                counted=any(name.partition("{")[0] in _DELIVERED for name in figures.keys() & later.keys()),
                 window=self.clock() - began,
                 cpu_seconds=after.cpu_seconds - before.cpu_seconds,
                 stopped=after.stopped,

@@ -132,6 +132,18 @@ def document(path: Path) -> tuple[dict[str, Any], str]:
     return {}, f"{path} cannot be read ({why}), expected a JSON document; it counts as none on record. Remove it."
 
 
+def read_text(path: Path) -> str:
+    """A text file that the service's user may have replaced: empty without one. Follows no link, to show nobody's other files."""
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return _regular(_opened(path.name, folder), path.name)
+        finally:
+            os.close(folder)
+    except FileNotFoundError:
+        return ""
+
+
 def write_document(path: Path, text: str) -> None:
     """Write such a document, readable by all: whole or not at all, and through no link that the service's user has put there."""
     new, folder = f".{path.name}.new", os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

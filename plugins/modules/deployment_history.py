@@ -83,12 +83,12 @@ entries:
   returned: always
 """
 
-import os
 import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuserve.sglang.plugins.module_utils.history import updated
+from ansible_collections.gpuserve.sglang.plugins.module_utils.record import read_text, write_document
 
 
 def main() -> None:
@@ -112,18 +112,15 @@ def main() -> None:
     path = Path(module.params["path"])
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     try:
-        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        old = read_text(path)
         given = module.params
         new = updated(old, given["plan"], Path(given["state_dir"]), when, given["driver"], given["rollback"])
         changed = new != old
         if changed and not module.check_mode:
-            temporary = path.with_name(f".{path.name}.new")
-            temporary.write_text(new, encoding="utf-8")
-            temporary.chmod(0o644)
-            os.replace(temporary, path)
+            write_document(path, new)
     except (OSError, UnicodeDecodeError) as error:
         module.fail_json(
-            msg=f"{path} cannot be kept ({error}), expected a text file in a folder that exists. Move it away, or set "
+            msg=f"{path} cannot be kept ({error}), expected a text file, no link, in a folder that exists. Move it away, or set "
             "runbook_history_path."
         )
     header = str(path)

@@ -103,6 +103,46 @@ def test_secrets_stay_out_of_every_file(place):
     assert "***" in texts(folder)["unit.txt"]
 
 
+def test_root_runs_no_profiler_that_somebody_else_can_choose(place, monkeypatch):
+    """The process names any interpreter it likes; a plan is root's, and so must be the way to what it names."""
+    ran = []
+
+    def run(argv, limit):
+        ran.append(argv[0])
+        return answers(argv, limit)
+
+    evil, ours = place / "state/x/py-spy", Path(os.path.realpath("/usr/bin/env")).parent / "py-spy"
+    evil.parent.mkdir()
+    evil.write_text("#!/bin/sh\n")
+    evil.chmod(0o755)
+    (place / "proc/4711").mkdir()
+    (place / "proc/4711/cmdline").write_bytes(os.fsencode(evil.parent / "python") + b"\0")
+    monkeypatch.setattr(inc.health, "unit_pids", lambda *_args: {4711})
+    collector(place, run).collect("failed", "x")
+    assert not [name for name in ran if name.endswith("py-spy")]
+
+    plan = place / "etc/sglang-kimi.plan.json"
+    evil.parent.chmod(0o777)
+    plan.write_text(json.dumps({"command": [str(evil.parent / "python")]}))
+    collector(place, run).collect("failed", "x")
+    assert not [name for name in ran if name.endswith("py-spy")]
+
+    monkeypatch.setattr(inc, "is_roots", lambda path: path == ours)
+    plan.write_text(json.dumps({"command": [str(ours.parent / "python")]}))
+    collector(place, run).collect("failed", "x")
+    assert {name for name in ran if name.endswith("py-spy")} == {str(ours)}
+
+
+def test_a_program_is_roots_when_nobody_else_can_write_on_the_way_to_it(tmp_path):
+    assert inc.is_roots(Path(os.path.realpath("/usr/bin/env")))
+    program = tmp_path / "py-spy"
+    program.write_text("")
+    # /tmp is everybody's.
+    assert not inc.is_roots(program) or not os.stat("/tmp").st_mode & 0o002
+    assert not inc.is_roots(Path("/usr/bin/none"))
+    assert not inc.is_roots(Path("/usr/bin"))
+
+
 def test_only_root_reads_it(place):
     os.umask(0o022)
     folder = collector(place).collect("failed", now=NOW)

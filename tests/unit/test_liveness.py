@@ -70,7 +70,7 @@ def test_no_answer_and_no_sign_of_work_is_a_failure_with_its_reason(changes, wor
     decision = lv.judge(seen(**changes), KNOWN, OPTIONS)
     assert states(decision) == (lv.FAILING, lv.NOTHING, 1)
     assert words in decision.reason
-    assert "no progress for 30 s" in decision.reason
+    assert "nothing delivered for 30 s" in decision.reason
     assert decision.memory.proven == 1000.0
 
 
@@ -104,16 +104,55 @@ def test_the_maintenance_mark_stops_everything():
 # ------------------------------------------------------------------------------------------------ busy or dead
 
 
-def test_countable_progress_is_work_for_as_long_as_it_lasts():
-    marks = ("loads.0.num_used_tokens", "x_total{mode=a}", "x_total{mode=b}")
-    reason = lv.judge(seen(http=SILENT, moved=marks), KNOWN, OPTIONS).reason
-    assert reason == "/health: timeout after 30 s, but it works (num_used_tokens, x_total)"
+def test_answers_to_others_are_work_for_as_long_as_they_last():
+    marks = ("generation_tokens_total{mode=a}", "generation_tokens_total{mode=b}", "loads.0.num_used_tokens")
+    reason = lv.judge(seen(http=SILENT, moved=marks, counted=True), KNOWN, OPTIONS).reason
+    assert reason == "/health: timeout after 30 s, but it works (generation_tokens_total)"
     memory = KNOWN
     for at in range(1030, 10000, 60):
-        decision = lv.judge(seen(float(at), http=SILENT, moved=("metrics.x",)), memory, OPTIONS)
+        decision = lv.judge(seen(float(at), http=SILENT, moved=marks, counted=True), memory, OPTIONS)
         assert states(decision) == (lv.BUSY, lv.NOTHING, 0)
         memory = decision.memory
     assert memory.proven == 9970.0
+
+
+def test_without_metrics_any_progress_is_work():
+    memory = KNOWN
+    for at in range(1030, 10000, 60):
+        decision = lv.judge(seen(float(at), http=SILENT, moved=("journal",)), memory, OPTIONS)
+        assert states(decision) == (lv.BUSY, lv.NOTHING, 0)
+        memory = decision.memory
+
+
+def test_a_scheduler_that_works_and_delivers_nothing_is_not_excused_for_ever():
+    """A probe makes the scheduler work, also when what should bring the answer hangs."""
+    memory, found = KNOWN, []
+    for at in range(1030, 1031 + 60 * 8, 60):
+        moved = ("journal", "realtime_tokens_total{mode=prefill}")
+        decision = lv.judge(seen(float(at), http=SILENT, moved=moved, counted=True), memory, OPTIONS)
+        found.append((decision.state, decision.action))
+        memory = decision.memory
+    assert found[:5] == [(lv.BUSY, lv.NOTHING)] * 5
+    assert found[5:8] == [(lv.FAILING, lv.NOTHING)] * 2 + [(lv.FAILING, lv.RESTART)]
+
+
+@pytest.mark.parametrize(
+    "sign", [{"dead": ("pid 103 (sglang::detoken)",)}, {"stopped": ("pid 103 (sglang::detoken)",)}]
+)
+@pytest.mark.parametrize("moved", [("journal",), ("generation_tokens_total{}", "journal")])
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_dead_or_stopped_part_is_not_excused_by_what_the_others_do(sign, moved, counted):
+    decision = lv.judge(seen(http=SILENT, moved=moved, counted=counted, cpu_seconds=100.0, **sign), KNOWN, OPTIONS)
+    assert states(decision) == (lv.FAILING, lv.NOTHING, 1)
+
+
+def test_a_helper_that_ended_says_nothing_about_a_server_that_delivers():
+    decision = lv.judge(
+        seen(http=SILENT, moved=("generation_tokens_total{}",), counted=True, dead=("pid 99 (python3)",)),
+        KNOWN,
+        OPTIONS,
+    )
+    assert states(decision) == (lv.BUSY, lv.NOTHING, 0)
 
 
 def test_a_long_prefill_is_busy_by_its_processor_time_but_not_for_ever():

@@ -8,9 +8,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import plan_cases as cases
 import pytest
 import yaml
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.gpuserve.sglang.plugins.module_utils.plan import launch_plan
 from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
     KEPT,
     LAST,
@@ -22,7 +24,11 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
     settings_files,
     write_document,
 )
-from ansible_collections.gpuserve.sglang.plugins.modules import deployment_record, service_info
+from ansible_collections.gpuserve.sglang.plugins.modules import (
+    deployment_history,
+    deployment_record,
+    service_info,
+)
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 
@@ -281,6 +287,31 @@ def test_a_document_is_written_through_no_link(tmp_path: Path) -> None:
     assert (file.read_text(), file.is_symlink(), file.stat().st_mode & 0o777) == ("{}", False, 0o644)
     assert other.read_text() == "keep"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last-start.json", "other"]
+
+
+def test_the_history_is_read_and_written_through_no_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its folder is the service's own: a link there must neither show nor replace another file of root's."""
+    secret, state = tmp_path / "shadow", tmp_path / "state"
+    secret.write_text("root:hunter2\n")
+    state.mkdir()
+    file = state / "history.md"
+
+    def enter() -> dict[str, Any]:
+        whole = launch_plan(cases.wanted(), cases.host(), cases.models())
+        arguments = {"path": str(file), "plan": whole, "state_dir": str(state)}
+        with patch_module_args({**arguments, "_ansible_diff": True}), pytest.raises(SystemExit):
+            deployment_history.main()
+        return dict(json.loads(capsys.readouterr().out))
+
+    file.symlink_to(secret)
+    found = enter()
+    assert found["failed"] and "no link" in found["msg"] and "hunter2" not in json.dumps(found)
+    file.unlink()
+    (state / ".history.md.new").symlink_to(secret)
+    assert enter()["changed"]
+    assert secret.read_text() == "root:hunter2\n"
+    assert file.read_text().startswith("# History") and not file.is_symlink()
+    assert not enter()["changed"]
 
 
 def test_a_broken_last_start_is_none_with_a_warning(

@@ -91,6 +91,14 @@ def _(box: Faulty, row: Row) -> None:
     found_by_the_timer(box, row, pid, before, f"pid {pid} (")
 
 
+@row_of("detokenizer-stopped")
+def _(box: Faulty, row: Row) -> None:
+    pid, before = box.main_pid, box.incidents()
+    box.signal(int(box.sh(f"pgrep -P {pid} -f '^sglang::detoken'").split()[0]), "STOP")
+    # The scheduler works on, and each probe makes it.
+    found_by_the_timer(box, row, pid, before, "sglang::detoken) is stopped")
+
+
 @row_of("hung-request")
 def _(box: Faulty, row: Row) -> None:
     pid, before = box.main_pid, box.incidents()
