@@ -312,8 +312,11 @@ def view(
         ],
         "preflight": {
             "known": bool(report),
+            "error": words(preflight.get("error") or ""),
+            "failures": [{"id": e["id"], "message": words(e["message"])} for e in preflight.get("failures") or []],
             "waived": [[f"`{e['id']}`", words(e["title"]), words(e["reason"])] for e in preflight.get("waived") or []],
-            # What was found changes from run to run, and the handbook must not.
+            # What was found changes from run to run, and the handbook must not. With a failure there is no such handbook: `site.yml`
+            # refuses, and what renders it all the same has to say what is wrong now.
             "warnings": [
                 [f"`{e['id']}`", words(e["title"]), words(e["expected"]), words(e["do"])]
                 for e in preflight.get("warnings") or []

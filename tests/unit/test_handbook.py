@@ -15,7 +15,7 @@ import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.gpuserve.sglang.plugins.filter import handbook as handbook_filter
-from ansible_collections.gpuserve.sglang.plugins.module_utils import benchmark, documented, handbook, history
+from ansible_collections.gpuserve.sglang.plugins.module_utils import benchmark, documented, handbook, history, preflight
 from ansible_collections.gpuserve.sglang.plugins.module_utils.plan import launch_plan
 from ansible_collections.gpuserve.sglang.plugins.module_utils.record import Records
 from ansible_collections.gpuserve.sglang.plugins.module_utils.verify_host import HANDBOOK_PLAN, launch_words
@@ -234,6 +234,45 @@ def test_waivers_patches_and_checksums_are_shown(plan: dict[str, Any]) -> None:
     assert "the last one took 9 min 30 s" in text
     assert "Release `abc` in `/opt/sglang/releases/abc`" in text
     assert "not in a series that this play knows" not in text
+
+
+def preflight_section(plan: dict[str, Any], **given: Any) -> str:
+    return rendered(plan, **given).split("## 14. Preflight")[1].split("\n## ")[0].strip()
+
+
+CHECKS = [
+    {"id": "memory", "title": "Memory", "query": "host.memory.total_mib", "expect": {"at_least": 2000000}, "severity": "error",
+     "message": {"do": "Add memory | move."}},
+    {"id": "kernel", "title": "Kernel", "query": "host.kernel", "expect": {"equals": "7"}, "severity": "error"},
+    {"id": "system", "title": "Process 1", "query": "host.init_system", "expect": {"equals": "systemd"}, "severity": "error"},
+]  # fmt: skip
+
+
+def test_failed_checks_are_listed_and_never_denied(plan: dict[str, Any]) -> None:
+    """benchmark.yml, tune.yml and rollback.yml render without refusing the host."""
+    host = {**cases.cpu_host(), "kernel": "6.8", "init_system": "systemd"}
+    good = preflight.evaluate({"host": host}, CHECKS[2:])
+    assert preflight_section(plan, report=good) == "No check failed, none is waived."
+    waivers = [{"id": "kernel", "reason": "it is new"}]
+    report = preflight.evaluate({"host": host}, CHECKS, waivers)
+    assert not report["ok"]
+    section = preflight_section(plan, report=report)
+    assert "No check failed" not in section and "Failed when this page was rendered" in section
+    (failure,) = report["failures"]
+    assert f"\n- `memory`: {failure['message']}".replace("|", "\\|") in section
+    assert "| `kernel` | Kernel | it is new |" in section
+    accepted = preflight_section(plan, report=preflight.evaluate({"host": host}, CHECKS[1:], waivers))
+    assert accepted.startswith("No check failed that is not accepted.\n\nFailures that somebody accepted:\n\n| check |")
+
+
+def test_checks_that_did_not_run_are_not_called_passed(plan: dict[str, Any]) -> None:
+    assert preflight_section(plan).startswith("The checks were not run when this page was rendered: `ansible-playbook")
+    broken = preflight.refused(preflight.PreflightError("check 'x': found no query, expected one"))
+    section = preflight_section(plan, report=broken)
+    assert (
+        section
+        == "**The checks could not be made when this page was rendered**: check 'x': found no query, expected one"
+    )
 
 
 @pytest.mark.parametrize(
