@@ -58,6 +58,11 @@ def page() -> str:
         (ROOT / "inventories" / "production" / "group_vars" / "gpu_servers.yml").read_text(encoding="utf-8")
     )
     defaults = yaml.safe_load((ROOT / "roles" / "deployment" / "defaults" / "main.yml").read_text(encoding="utf-8"))
+    # All patches are carried by default.
+    series = [
+        yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "patches").glob("*/*/series.yml"))
+    ]
+    release = yaml.safe_load((ROOT / "roles" / "sglang" / "defaults" / "main.yml").read_text(encoding="utf-8"))
     wanted = {
         **{
             key: site.get(f"deployment_{key}", defaults[f"deployment_{key}"])
@@ -65,15 +70,12 @@ def page() -> str:
         },
         "model_path": site["deployment_model_path"],
         "draft_model_path": site["deployment_draft_model_path"],
-        "patches": facts["deployment_patches"],
+        "patches": [str(patch["id"]) for definition in series for patch in definition["patches"]],
     }
     made = plan.launch_plan(wanted, facts["deployment_host"], facts["deployment_models"])
-    series = [
-        yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "patches").glob("*/*/series.yml"))
-    ]
-    manifest = facts["documented_release"]
-    view = handbook.view(made, facts["deployment_host"], name, manifest, series)
+    manifest = {**facts["documented_release"], "spec": {"steps": release["sglang_steps"]}}
     state = made["paths"]["state"]
+    view = handbook.view(made, facts["deployment_host"], name, manifest, series, path=f"{state}/production.md")
     text = render(
         {
             "deployment_plan": made,

@@ -46,6 +46,10 @@ options:
   report:
     description: The preflight's report, as P(gpuserve.sglang.preflight_report#filter) returns it; empty when it did not run.
     type: dict
+  path:
+    description: Path of the handbook on the host, which is held against the documented one.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -70,11 +74,14 @@ def handbook(
     measured: Any = None,
     last_start: Any = None,
     report: Any = None,
+    path: str = "",
 ) -> dict[str, Any]:
     """Make the view, or say what is no plan."""
     if not isinstance(plan, Mapping) or "notes" not in plan:
         raise AnsibleFilterError("handbook: expected a plan as the filter launch_plan returns it")
-    return view(plan, host or {}, name, manifest or {}, series, measured or {}, last_start or {}, report or {})
+    return view(
+        plan, host or {}, name, manifest or {}, series, measured or {}, last_start or {}, report or {}, str(path)
+    )
 
 
 class FilterModule:

@@ -10,6 +10,8 @@ same text.
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -136,6 +138,92 @@ def _here(deviation: Mapping[str, Any]) -> str:
     """The value of a deviation; sitecustomize may hold what the unit does not."""
     absent = deviation["actual"] is None and str(deviation["setting"]).startswith("NCCL_")
     return "not in the unit" if absent else cell(deviation["actual"])
+
+
+def beyond_settings(
+    plan: Mapping[str, Any], manifest: Mapping[str, Any], series: Sequence[Mapping[str, Any]], path: str
+) -> Rows:
+    """Deviations from the record that are no settings of the plan: where things lie, how the engine came there, its patches."""
+    record = documented.record()
+    places: Mapping[str, str] = record["places"]
+    rows: Rows = []
+
+    def row(what: str, was: str, here: str, reason: str, variable: str) -> None:
+        rows.append([what, was, here, words(reason), f"`{variable}`"])
+
+    python = str(plan["command"][0])
+    released = "/releases/" in python or "/current/" in python
+    venv = posixpath.dirname(posixpath.dirname(python))
+    if venv != places["virtual environment"]:
+        reason = (
+            "each release has its own, beside the one that serves: a rollback has something to go back to"
+            if released
+            else "the interpreter that the inventory names"
+        )
+        variable = "sglang_root" if released else "deployment_python"
+        row("virtual environment", cell(places["virtual environment"]), cell(venv), reason, variable)
+    version = (manifest.get("packages") or {}).get("sglang")
+    if version:
+        steps = (manifest.get("spec") or {}).get("steps") or []
+        tree = next((s["git"] for s in steps if str((s.get("git") or {}).get("package")).lower() == "sglang"), None)
+        addressed = any(re.match(r"sglang\s*@", str(r)) for step in steps for r in step.get("requirements") or [])
+        if tree or addressed:
+            here = f"package {version}" + (f", built from {tree['url']} at {tree['ref']}" if tree else "")
+            reason = "what serves is the package that was built, not a tree that somebody edits"
+        else:
+            here = f"package {version}" + (", a wheel" if steps else "")
+            reason = (
+                "the patches are made for the published wheel, whose bytes their checksums prove; no record proves that the commit "
+                "holds the same files"
+            )
+        row("engine", f"source tree {cell(places['source tree'])}", words(here), reason, "sglang_steps")
+    if path and path != places["handbook"]:
+        reason = "it lies with the rest of the service's state, so that two services on a host have one each"
+        row("handbook", cell(places["handbook"]), cell(path), reason, "runbook_path")
+    return rows + _environment(plan) + _patches(plan, series, released)
+
+
+def _environment(plan: Mapping[str, Any]) -> Rows:
+    """Variables that the record sets without saying to what: those that cannot be the same here, because they do not hold the
+    documented environment's programs or the documented toolkit's libraries."""
+    notes = {str(note["setting"]): str(note["reason"]) for note in plan["notes"]}
+    gone = {str(d["setting"]): str(d["reason"]) for d in plan["deviations"]}
+    variables = {"PATH": "deployment_python", "LD_LIBRARY_PATH": "deployment_cuda_home"}
+    rows: Rows = []
+    for name, held in documented.record()["env_without_value"].items():
+        value = str(plan["env"].get(name) or "")
+        if not any(entry == held or entry.startswith(f"{held}/") for entry in value.split(":")):
+            reason = notes.get(name) or gone.get("CUDA_HOME") or "this plan does not set it"
+            was = "set, to a value that is not on record"
+            rows.append([f"`{name}`", was, cell(value), words(reason), f"`{variables[name]}`"])
+    return rows
+
+
+def _patches(plan: Mapping[str, Any], series: Sequence[Mapping[str, Any]], released: bool) -> Rows:
+    """The documented patches that are not carried here, and those that are carried and were not documented."""
+    purposes: Mapping[str, str] = documented.record()["patches"]
+    carried = list(plan["patches"])
+    if not carried and not released:
+        return [
+            ["patches", f"{len(purposes)}", "not known", "no release of this collection serves", "`deployment_python`"]
+        ]
+    known = [patch for definition in series for patch in definition.get("patches") or []]
+    needed = {
+        str(name): str(patch["id"]) for patch in known for name in patch.get("requires") or [] if patch["id"] in carried
+    }
+    titles = {str(patch["id"]): str(patch.get("title") or "") for patch in known}
+    left_out = "`sglang_patches` leaves it out"
+    rows = [
+        [f"patch `{name}`", words(purpose), "not carried", left_out, "`sglang_patches`"]
+        for name, purpose in purposes.items()
+        if name not in carried
+    ]
+    for name in (*(name for name in titles if name in carried), *(name for name in carried if name not in titles)):
+        if name not in purposes:
+            reason = titles.get(name) or "not in a series that this play knows"
+            reason += f"; `{needed[name]}` needs it" if name in needed else ""
+            rows.append([f"patch `{name}`", "not among its patches", "carried", words(reason), "`sglang_patches`"])
+    return rows
 
 
 def benchmark(measured: Mapping[str, Any] | None, plan: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -289,6 +377,7 @@ def view(
     measured: Mapping[str, Any] | None = None,
     last_start: Mapping[str, Any] | None = None,
     report: Mapping[str, Any] | None = None,
+    path: str = "",
 ) -> dict[str, Any]:
     """Everything that the template lays out."""
     known = manifest or {}
@@ -306,7 +395,8 @@ def view(
         "checksums": [
             [f"`{path}`", f"`{entry['sha256']}`"] for path, entry in sorted((known.get("files") or {}).items())
         ],
-        "deviations": [
+        "deviations": beyond_settings(plan, known, series, path)
+        + [
             [f"`{d['setting']}`", cell(d["documented"]), _here(d), words(d["reason"]), f"`{d['take_back']}`"]
             for d in plan["deviations"]
         ],

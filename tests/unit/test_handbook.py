@@ -236,6 +236,81 @@ def test_waivers_patches_and_checksums_are_shown(plan: dict[str, Any]) -> None:
     assert "not in a series that this play knows" not in text
 
 
+SERIES = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "patches").glob("*/*/series.yml"))]
+DOCUMENTED_PATCHES = list(documented.record()["patches"])
+
+
+def beyond(plan: dict[str, Any], manifest: dict[str, Any] | None = None, path: str = "") -> dict[str, list[str]]:
+    """The rows of section 13 that are no settings, by what they are about."""
+    view = handbook.view(plan, cases.host(), "kimi-1", manifest, SERIES, path=path)
+    assert all(len(row) == 5 and all(row) for row in view["deviations"])
+    settings = {f"`{item['setting']}`" for item in plan["deviations"]}
+    return {row[0]: row[1:] for row in view["deviations"] if row[0] not in settings}
+
+
+def test_a_box_as_documented_deviates_in_nothing_beyond_its_settings() -> None:
+    same = launch_plan(
+        cases.wanted(patches=DOCUMENTED_PATCHES, python="/root/ml-env/bin/python"), cases.host(), cases.models()
+    )
+    assert beyond(same, path="/root/production_v2.md") == {}
+
+
+def test_what_differs_beyond_the_settings_is_a_deviation_with_its_reason() -> None:
+    carried = [str(patch["id"]) for definition in SERIES for patch in definition["patches"]]
+    python = "/opt/sglang/releases/0123abcd/venv/bin/python"
+    made = launch_plan(cases.wanted(patches=carried, python=python), cases.host(), cases.models())
+    manifest = {
+        "id": "0123abcd", "installer": "uv", "built_at": "2026-01-01", "torch_cuda": "13.0", "packages": {"sglang": "0.5.9"},
+        "spec": {"steps": [{"name": "engine", "requirements": ["sglang==0.5.9"]}]},
+    }  # fmt: skip
+    found = beyond(made, manifest, "/var/lib/sglang-kimi/production.md")
+    assert found["virtual environment"][:2] == ["`/root/ml-env`", "`/opt/sglang/releases/0123abcd/venv`"]
+    assert found["engine"][:2] == ["source tree `/root/sglang`", "package 0.5.9, a wheel"]
+    assert found["handbook"][:2] == ["`/root/production_v2.md`", "`/var/lib/sglang-kimi/production.md`"]
+    assert found["`PATH`"][0] == "set, to a value that is not on record" and "releases/0123abcd" in found["`PATH`"][1]
+    # The toolkit's folder is the documented one.
+    assert "`LD_LIBRARY_PATH`" not in found
+    assert [name for name in found if name.startswith("patch ")] == [
+        f"patch `{name}`" for name in carried if name not in DOCUMENTED_PATCHES
+    ]
+    (title,) = [patch["title"] for patch in SERIES[1]["patches"] if patch["id"] == "symm-mem-in-place"]
+    assert found["patch `symm-mem-in-place`"][2] == f"{title}; `sm120-symm-mem` needs it"
+    tree = {"package": "sglang", "url": "https://example.org/sglang.git", "ref": "v0.5.9"}
+    built = beyond(made, {**manifest, "spec": {"steps": [{"name": "engine", "git": tree}]}})["engine"]
+    assert built[1] == "package 0.5.9, built from https://example.org/sglang.git at v0.5.9"
+    text = rendered(made, manifest=manifest, series=SERIES, path="/x/production.md")
+    section = text.split("## 13. Deviations")[1].split("\n### ")[0]
+    assert (
+        "| virtual environment | `/root/ml-env` |" in section and "| handbook | `/root/production_v2.md` |" in section
+    )
+
+
+def test_documented_patches_and_variables_that_are_missing_are_deviations() -> None:
+    fewer = launch_plan(cases.wanted(patches=DOCUMENTED_PATCHES[:3]), cases.host(), cases.models())
+    purposes = documented.record()["patches"]
+    found = beyond(fewer)
+    for name in DOCUMENTED_PATCHES[3:]:
+        assert found[f"patch `{name}`"] == [
+            purposes[name], "not carried", "`sglang_patches` leaves it out", "`sglang_patches`",
+        ]  # fmt: skip
+    assert not any(f"patch `{name}`" in found for name in DOCUMENTED_PATCHES[:3])
+    # An interpreter of somebody else's, on a host without CUDA.
+    other = launch_plan(
+        cases.sandbox(python="/srv/venv/bin/python"), cases.cpu_host(), {"target": cases.model(cases.LLAMA, 1)}
+    )
+    found = beyond(other)
+    assert found["virtual environment"] == [
+        "`/root/ml-env`", "`/srv/venv`", "the interpreter that the inventory names", "`deployment_python`",
+    ]  # fmt: skip
+    assert found["`LD_LIBRARY_PATH`"][1] == "not set"
+    assert found["patches"][:2] == ["5", "not known"]
+    assert "engine" not in found and "handbook" not in found
+
+
+def test_the_documented_patches_are_patches_of_the_collection() -> None:
+    assert set(DOCUMENTED_PATCHES) <= {patch["id"] for definition in SERIES for patch in definition["patches"]}
+
+
 def preflight_section(plan: dict[str, Any], **given: Any) -> str:
     return rendered(plan, **given).split("## 14. Preflight")[1].split("\n## ")[0].strip()
 
