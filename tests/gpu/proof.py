@@ -22,6 +22,7 @@ Exit status: 0 all that was not skipped holds, 1 something does not (the report 
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
 import contextlib
 import datetime
@@ -48,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COLLECTIONS = ROOT / "collections"
 sys.path.insert(0, str(COLLECTIONS))
 
-from ansible_collections.gpuserve.sglang.plugins.module_utils import health, metrics  # noqa: E402
+from ansible_collections.gpuserve.sglang.plugins.module_utils import health, host, metrics  # noqa: E402
 
 SCHEMA = 1
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -79,6 +80,35 @@ for name in ("sglang", "sgl_kernel"):
         roots.add(os.path.dirname(os.path.dirname(os.path.realpath(spec.origin))))
 print(json.dumps({"versions": found, "roots": sorted(roots)}))
 """
+
+#: What tools/proof_docs.py looks for.
+ORPHAN_HELD = "an orphan was left holding the GPU"
+ORPHAN_ENDED = "gpu_release ended it"
+#: Memory that the orphan takes (MiB).
+ORPHAN_MIB = 512
+#: A worker that outlives its parent, as one does that a wedged driver keeps: SIGTERM does not end it, it holds memory of a GPU,
+#: and it has a worker's title and a library of the release. Arguments: device, MiB, folders of the release.
+ORPHAN = """
+import glob, mmap, os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+device, mib, roots = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+if device == "cuda":
+    import torch
+    held = torch.zeros(mib << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+found = (path for root in roots for path in glob.iglob(root + "/**/*.so*", recursive=True))
+library = next((path for path in found if os.path.getsize(path) and os.path.realpath(path) == path), None)
+if library is None:
+    sys.exit("found no library below " + " ".join(roots) + ", expected those of the engine's packages")
+with open(library, "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+import setproctitle
+setproctitle.setproctitle("sglang::scheduler_TP0")
+print("ready", os.getpid(), flush=True)
+time.sleep(900)
+"""
+#: Starts the worker and waits for it: whom SIGKILL ends.
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
 
 
 class ProofError(Exception):
@@ -372,6 +402,34 @@ def until(condition: Callable[[], bool], seconds: float) -> float | None:
     return round(time.monotonic() - began, 2)
 
 
+@contextlib.contextmanager
+def orphan(python: str, device: str, roots: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[int]:
+    """The number of a worker whose parent was killed with SIGKILL; gone afterwards."""
+    with log.open("wb") as out:
+        parent = subprocess.Popen(
+            [python, "-c", PARENT, ORPHAN, device, str(ORPHAN_MIB), *roots], stdin=subprocess.DEVNULL, stdout=out,
+            stderr=subprocess.STDOUT, env={**os.environ, **environment}, start_new_session=True,
+        )  # fmt: skip
+
+    def ready() -> list[str]:
+        return re.findall(r"^ready (\d+)$", log.read_text(errors="replace"), re.MULTILINE)
+
+    try:
+        until(lambda: bool(ready()) or parent.poll() is not None, 300)
+        if not ready():
+            raise ProofError(f"the orphan did not start: {log.read_text(errors='replace').strip()[-600:]}")
+        parent.kill()
+        parent.wait()
+        yield int(ready()[0])
+    finally:
+        # Before the parent is read it is there for its children to be found.
+        family = health.descendants(parent.pid) if parent.returncode is None else {int(pid) for pid in ready()}
+        for pid in left_of(sorted(family)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        parent.wait()
+
+
 def gpu_memory() -> list[int]:
     """MiB in use on each GPU; empty where there is no nvidia-smi."""
     try:
@@ -433,11 +491,15 @@ class Small:
     environment: dict[str, str]
     ready_timeout: float
     bench_prompts: int
+    #: From the command line; what a step needs to be itself wins over it.
+    extra: Mapping[str, Any] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     roots: list[str] = field(default_factory=list)
     models: dict[str, Any] = field(default_factory=dict)
     idle: list[int] = field(default_factory=list)
+    #: Processes of others that used a GPU before anything was started, such as a desktop: they stay.
+    others: int = 0
     rates: dict[str, dict[str, float]] = field(default_factory=dict)
     server: Server | None = None
     port: int = 0
@@ -448,7 +510,9 @@ class Small:
         if "gpus" not in self.info:
             raise ProofError(f"gpu_host_info: {self.info.get('msg')}")
         self.idle = gpu_memory()
-        step.figures = {**host_summary(self.info), "notes": self.info["notes"]}
+        holders = self.ansible.module("gpu_release", unit="").get("holders") or []
+        self.others = sum(1 for holder in holders if holder["kind"] == "foreign")
+        step.figures = {**host_summary(self.info), "notes": self.info["notes"], "others_on_the_gpus": self.others}
         step.claims["gpu_host_info reads this host"] = True
         if self.device == "cuda":
             step.claims["it found GPUs with name, memory and compute capability"] = bool(self.info["gpus"]) and all(
@@ -460,28 +524,40 @@ class Small:
         report = self.work / "preflight.json"
         gpus = self.info.get("gpus") or []
         variables = {
-            "gpuserve_hosts": "localhost",
-            "gpu_preflight_report_file": str(report),
             "gpu_preflight_require_gpus": self.device == "cuda",
             "gpu_preflight_gpu_count": len(gpus),
             "gpu_preflight_interpreters": [self.python],
             "gpu_preflight_min_ram_mib": 4096,
             "gpu_preflight_min_disk_gib": 1,
             "gpu_preflight_ports": [],
+            **self.extra,
+            "gpuserve_hosts": "localhost",
+            "gpu_preflight_report_file": str(report),
         }
         play = self.ansible.play("playbooks/preflight.yml", variables)
         if not report.exists():
             raise ProofError(f"the preflight gave no report: {play.tail()}")
         found = json.loads(report.read_text())
+        names = (ROOT / "roles" / "gpu_preflight" / "vars" / "main.yml").read_text(encoding="utf-8")
+        outcomes = collections.Counter(
+            entry if isinstance(entry, str) else entry["id"]
+            for key in ("passed", "failures", "warnings", "waived", "skipped")
+            for entry in found[key]
+        )
         step.figures = {
             "exit_status": play.rc,
             "passed": len(found["passed"]),
-            "failures": [entry["id"] for entry in found["failures"]],
+            "failures": {
+                entry["id"]: health.scrub(entry["message"]).replace(socket.gethostname(), "HOST")
+                for entry in found["failures"]
+            },
             "warnings": [entry["id"] for entry in found["warnings"]],
         }
+        # What it finds is about this box: a desktop, another driver or a narrow slot say nothing against the preflight.
         step.claims["it gives a report, and its exit status agrees"] = play.rc == (0 if found["ok"] else 2)
-        wrong = {entry["id"] for entry in found["failures"]} - {"init_system"}
-        step.claims["nothing but a missing systemd stands against a server here"] = not wrong
+        step.claims["it is fit exactly when no check failed"] = found["ok"] == (not found["failures"])
+        checks = re.findall(r"^  - id: (\S+)", names, re.MULTILINE)
+        step.claims["every check has one outcome"] = bool(checks) and all(outcomes[name] == 1 for name in checks)
 
     def nccl(self, step: Step) -> None:
         if self.leave_host:
@@ -496,7 +572,7 @@ class Small:
         def role(name: str, *more: str, **variables: Any) -> dict[str, Any]:
             file = self.work / f"nccl-{name}.json"
             done = self.ansible.play(
-                play, {"nccl_interpreter": self.python, "result_file": str(file), **variables}, *more
+                play, {**self.extra, "nccl_interpreter": self.python, "result_file": str(file), **variables}, *more
             )
             if not file.exists():
                 raise ProofError(f"the role nccl ({name}): {done.tail()}")
@@ -573,6 +649,13 @@ class Small:
         self.port = free_port()
         overrides: dict[str, Any] = {**CUDA_OVERRIDES, "mem_fraction_static": fraction} if cuda else {}
         variables = {
+            "sglang_torch_cuda": "13.0" if cuda else "none",
+            "deployment_cache_dir": os.environ.get("GPUSERVE_PROOF_CACHE", str(self.work / "cache")),
+        }
+        if toolkits := [entry["path"] for entry in self.info.get("toolkits") or [] if entry.get("nvcc")]:
+            variables["deployment_cuda_home"] = toolkits[-1]
+        variables |= self.extra
+        variables |= {
             "gpuserve_hosts": "localhost",
             "deployment_profile": profile if cuda else "cpu",
             "deployment_model_path": model["target"],
@@ -582,12 +665,8 @@ class Small:
             "deployment_python": self.python,
             "deployment_overrides": overrides,
             "deployment_state_dir": str(self.work / "state"),
-            "deployment_cache_dir": os.environ.get("GPUSERVE_PROOF_CACHE", str(self.work / "cache")),
-            "sglang_torch_cuda": "13.0" if cuda else "none",
             "plan_file": str(file),
         }
-        if toolkits := [entry["path"] for entry in self.info.get("toolkits") or [] if entry.get("nvcc")]:
-            variables["deployment_cuda_home"] = toolkits[-1]
         play = self.ansible.play("playbooks/plan.yml", variables)
         if play.rc != 0 or not file.exists():
             raise ProofError(f"the plan ({case}): {play.tail()}")
@@ -675,11 +754,14 @@ class Small:
         self.rates[case] = rates
 
     # --- release
-    def released(self, step: Step, before: Sequence[int], servers: Sequence[Mapping[str, Any]] = ()) -> None:
-        """gpu_release ends what is left, and the device files and the memory are looked at without it."""
+    def released(
+        self, step: Step, before: Sequence[int], servers: Sequence[Mapping[str, Any]] = ()
+    ) -> list[dict[str, Any]]:
+        """gpu_release ends what is left, and the device files and the memory are looked at without it. What was ended."""
         found = self.ansible.module(
-            "gpu_release", state="released", unit="", roots=self.roots, servers=list(servers), term_timeout=30
-        )
+            "gpu_release", state="released", unit="", roots=self.roots, servers=list(servers), term_timeout=30,
+            foreign="leave" if self.others else "refuse",
+        )  # fmt: skip
         step.figures["gpu_release"] = {
             "msg": found.get("msg"),
             "seconds": found.get("seconds"),
@@ -698,9 +780,12 @@ class Small:
             )
             holders = self.ansible.module("gpu_release", unit="", roots=self.roots)["holders"]
             step.claims["no device file is held by the server"] = not ({h["pid"] for h in holders} & set(before))
-        with socket.socket() as probe:
-            probe.settimeout(1)
-            step.claims["the port is closed"] = probe.connect_ex(("127.0.0.1", self.port)) != 0
+        if self.server is not None:
+            with socket.socket() as probe:
+                probe.settimeout(1)
+                step.claims["the port is closed"] = probe.connect_ex(("127.0.0.1", self.port)) != 0
+        ended: list[dict[str, Any]] = found.get("released") or []
+        return ended
 
     def finish(self) -> None:
         if self.server is not None:
@@ -755,7 +840,7 @@ class Small:
         case = "orphans" if self.device == "cuda" else "baseline"
         server = self.launch(case, step)
         before = server.family()
-        # A child that stands still cannot follow its parent: the orphan that a wedged driver leaves.
+        # Even a worker that stands still follows: the engine has the kernel kill it with its parent.
         worker = server.scheduler()
         os.kill(worker, signal.SIGSTOP)
         os.kill(server.pid, signal.SIGKILL)
@@ -765,6 +850,27 @@ class Small:
         step.figures["scheduler_left"] = worker in left_of(before)
         self.released(step, before)
         self.finish()
+
+    def after_orphan(self, step: Step) -> None:
+        """A worker that does not follow its parent. Without a GPU it holds none, and the claims say so."""
+        if unit := host.unit_of(os.getpid(), host.Roots()):
+            raise Skip(f"this runs inside {unit}, whose processes are nobody's orphans; run it from a login")
+        with orphan(self.python, self.device, self.roots, self.environment, self.work / "orphan.log") as pid:
+            time.sleep(1)
+            there = left_of([pid]) == [pid]
+            if self.device == "cuda":
+                now = gpu_memory()
+                holders = self.ansible.module("gpu_release", unit="", roots=self.roots)["holders"]
+                files = next((h["files"] for h in holders if h["pid"] == pid), [])
+                step.figures["device_files"] = files
+                step.figures["memory_mib_held"] = now
+                more = any(used >= idle + ORPHAN_MIB for used, idle in zip(now, self.idle, strict=True))
+                held = any(re.fullmatch(r"/dev/nvidia\d+", path) for path in files)
+                step.claims[ORPHAN_HELD] = there and more and held
+            else:
+                step.claims["an orphan was left (it holds no GPU: there is none)"] = there
+            signals = {entry["pid"]: entry["signals"] for entry in self.released(step, [pid])}.get(pid)
+            step.claims[ORPHAN_ENDED] = signals == ["SIGTERM", "SIGKILL"] and not left_of([pid])
 
     def stopped(self, step: Step) -> None:
         """What systemctl stop does: the unit's stop signal while a request runs."""
@@ -801,6 +907,17 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
+def extra_variables(words: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE of the command line; a value that is JSON is taken as such."""
+    variables: dict[str, Any] = {}
+    for word in words:
+        name, _equals, value = word.partition("=")
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+        variables[name] = value
+    return variables
+
+
 def small(given: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Every step of the small profile, in order; a step that needs a GPU is skipped without one."""
     environment = dict(word.split("=", 1) for word in given.env)
@@ -813,6 +930,7 @@ def small(given: argparse.Namespace, work: Path) -> dict[str, Any]:
         environment,
         given.ready_timeout,
         given.bench_prompts,
+        extra_variables(given.extra),
     )
     no_gpu = "needs a GPU: --device cpu was given" if given.device == "cpu" else ""
     plan: list[tuple[str, str, Callable[[Step], None], str]] = [
@@ -825,7 +943,13 @@ def small(given: argparse.Namespace, work: Path) -> dict[str, Any]:
         ("sigterm", "GPU release after SIGTERM", box.after_sigterm, ""),
         ("eagle3", "plan, start, gate, generation and benchmark with EAGLE-3, topk 1, overlap", box.eagle3, no_gpu),
         ("scheduler-killed", "GPU release after SIGKILL of the scheduler", box.after_dead_scheduler, no_gpu),
-        ("parent-killed", "GPU release after SIGKILL of the parent", box.after_dead_parent, ""),
+        (
+            "parent-killed",
+            "GPU release after SIGKILL of the parent, which everything follows",
+            box.after_dead_parent,
+            "",
+        ),
+        ("orphan", "GPU release of an orphan: a worker that did not follow its parent", box.after_orphan, ""),
         ("stop", "GPU release after the unit's stop signal, with a request running", box.stopped, ""),
     ]
     steps = []
@@ -875,12 +999,7 @@ def production(given: argparse.Namespace, work: Path) -> dict[str, Any]:
     """The collection's own playbooks on the box itself, or on the hosts of an inventory."""
     ansible = Ansible(work, given.inventory)
     hosts = given.hosts
-    variables: dict[str, Any] = {}
-    for word in given.extra:
-        name, _equals, value = word.partition("=")
-        with contextlib.suppress(ValueError):
-            value = json.loads(value)
-        variables[name] = value
+    variables = extra_variables(given.extra)
     steps: list[Step] = []
     info: dict[str, Any] = {}
 
@@ -1014,6 +1133,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "tests" / "output" / "gpu-proof.json", help="the report")
     parser.add_argument("--keep", type=Path, help="folder for logs of the servers, plans and benchmark lines")
     parser.add_argument("--work", type=Path, help="folder to work in; a temporary one by default")
+    parser.add_argument(
+        "--extra", action="append", default=[], metavar="NAME=VALUE", help="variables for every playbook"
+    )
     group = parser.add_argument_group("small")
     group.add_argument("--python", default=sys.executable, help="interpreter with SGLang")
     group.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -1026,9 +1148,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     group = parser.add_argument_group("production")
     group.add_argument("--inventory", default="localhost,", help="inventory of the deployment")
     group.add_argument("--hosts", default="gpu_servers", help="its group of hosts")
-    group.add_argument(
-        "--extra", action="append", default=[], metavar="NAME=VALUE", help="variables for every playbook"
-    )
     group.add_argument("--no-rollback", action="store_true", help="leave out the rollback and what follows from it")
     given = parser.parse_args(words)
     if any("=" not in word for word in [*given.env, *given.extra]):

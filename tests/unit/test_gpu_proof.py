@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import plan_cases as cases
 import pytest
+from ansible_collections.gpuserve.sglang.plugins.module_utils import gpu, gpu_release
+from ansible_collections.gpuserve.sglang.plugins.module_utils import host as hosts
 from ansible_collections.gpuserve.sglang.plugins.module_utils.plan import launch_plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,6 +161,171 @@ def test_the_plan_of_each_case_is_one_that_the_planner_makes_for_an_h200(case: s
     assert ("--speculative-algorithm" in plan["argv"]) is speculative
     assert plan["budget"]["kv_tokens"] > 100_000
     assert plan["command"][0] == "/venv/bin/python"
+
+
+# ----------------------------------------------------------------------------------------- steps of the small profile
+class FakeAnsible:
+    """Answers as given; keeps what it was asked for."""
+
+    def __init__(self, report: dict[str, Any] | None = None, rc: int = 0, **modules: dict[str, Any]) -> None:
+        self.report, self.rc, self.modules = report, rc, modules
+        self.asked: list[dict[str, Any]] = []
+
+    def play(self, playbook: str, variables: dict[str, Any], *more: str) -> proof.Play:
+        self.asked.append(variables)
+        if self.report is not None:
+            Path(variables["gpu_preflight_report_file"]).write_text(json.dumps(self.report))
+        return proof.Play(self.rc, 1.0, "")
+
+    def module(self, name: str, **options: Any) -> dict[str, Any]:
+        self.asked.append({"module": name, **options})
+        return self.modules[name]
+
+
+def small(folder: Path, ansible: Any, device: str = "cuda", **more: Any) -> proof.Small:
+    return proof.Small(ansible, folder, sys.executable, device, False, {}, 1, 1, **more)
+
+
+def preflight_report(failed: str = "", lost: str = "") -> dict[str, Any]:
+    text = (ROOT / "roles" / "gpu_preflight" / "vars" / "main.yml").read_text()
+    names = [name for name in re.findall(r"- id: (\S+)", text) if name not in (failed, lost)]
+    failures = [{"id": failed, "message": f"{failed}: found x, expected y"}] if failed else []
+    lists: dict[str, Any] = {"failures": failures, "warnings": [{"id": names.pop()}], "waived": [], "skipped": []}
+    return {"ok": not failures, "error": None, "passed": names, **lists}
+
+
+@pytest.mark.parametrize("failed", ["gpu_processes", "driver_supported", "pcie_width", "init_system", ""])
+def test_what_the_preflight_finds_on_a_box_is_shown_and_fails_nothing(tmp_path: Path, failed: str) -> None:
+    box = small(tmp_path, FakeAnsible(preflight_report(failed), 2 if failed else 0))
+    step = run_step(Step("preflight", "P"), box.preflight)
+    assert (step.outcome, step.reason) == (PASSED, "")
+    assert step.figures["failures"] == ({failed: f"{failed}: found x, expected y"} if failed else {})
+
+
+@pytest.mark.parametrize(
+    ("report", "rc"),
+    [
+        (preflight_report("pcie_width"), 0),
+        (preflight_report(), 2),
+        ({**preflight_report("pcie_width"), "ok": True}, 0),
+        (preflight_report(lost="pcie_width"), 0),
+    ],
+)
+def test_a_preflight_that_contradicts_itself_fails(tmp_path: Path, report: dict[str, Any], rc: int) -> None:
+    assert run_step(Step("preflight", "P"), small(tmp_path, FakeAnsible(report, rc)).preflight).outcome == FAILED
+
+
+def test_variables_of_the_command_line_reach_the_small_profile(tmp_path: Path) -> None:
+    given = proof.arguments(["--extra", "gpu_preflight_min_ram_mib=512", "--extra", "gpuserve_hosts=all"])
+    ansible = FakeAnsible(preflight_report())
+    box = small(tmp_path, ansible, extra=proof.extra_variables(given.extra))
+    box.preflight(Step("preflight", "P"))
+    (asked,) = ansible.asked
+    assert (asked["gpu_preflight_min_ram_mib"], asked["gpuserve_hosts"]) == (512, "localhost")
+
+
+#: Writes its title where the arguments were, as the real one does.
+SETPROCTITLE = """
+import ctypes
+def setproctitle(title):
+    with open("/proc/self/stat") as file:
+        start, end = map(int, file.read().rpartition(")")[2].split()[45:47])
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, title.encode(), len(title))
+"""
+
+
+def test_the_orphan_outlives_its_parent_and_sigterm_and_is_known_by_its_libraries(tmp_path: Path) -> None:
+    if hosts.unit_of(os.getpid(), hosts.Roots()):
+        pytest.skip("the tests run inside a service, whose processes are no orphans")
+    release, modules = tmp_path / "release", tmp_path / "modules"
+    for folder in (release, modules):
+        folder.mkdir()
+    (release / "common_ops.abi3.so").write_bytes(b"x" * 4096)
+    (modules / "setproctitle.py").write_text(SETPROCTITLE)
+    roots = [str(release)]
+    with proof.orphan(sys.executable, "cpu", roots, {"PYTHONPATH": str(modules)}, tmp_path / "log") as pid:
+        assert hosts.argv_of(pid, hosts.Roots()) == ["sglang::scheduler_TP0"]
+        os.kill(pid, signal.SIGTERM)
+        time.sleep(0.2)
+        assert proof.left_of([pid]) == [pid]
+        scene = gpu_release.look(hosts.Roots(), None, lambda argv: gpu.ToolResult(1, ""), roots)
+        kinds = {holder.process.pid: holder.kind for holder in gpu_release.judge(scene, "").holders}
+        assert kinds[pid] == "own"
+    assert proof.until(lambda: not proof.left_of([pid]), 5) is not None
+
+
+def test_an_orphan_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with (
+        pytest.raises(proof.ProofError, match="found no library below"),
+        proof.orphan(sys.executable, "cpu", [str(tmp_path)], {}, tmp_path / "log"),
+    ):
+        raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize(
+    ("alive", "memory", "files", "signals", "outcome"),
+    [
+        (True, 1000, ["/dev/nvidia0"], ["SIGTERM", "SIGKILL"], PASSED),
+        # It died with its parent, as the engine's workers do: nothing was left to be ended.
+        (False, 0, [], None, FAILED),
+        (True, 0, ["/dev/nvidia0"], ["SIGTERM", "SIGKILL"], FAILED),
+        (True, 1000, ["/dev/nvidiactl"], ["SIGTERM", "SIGKILL"], FAILED),
+        (True, 1000, ["/dev/nvidia0"], None, FAILED),
+    ],
+)
+def test_the_orphan_is_proven_when_it_held_the_gpu_and_gpu_release_ended_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool, memory: int, files: list[str], signals: list[str] | None, outcome: str
+) -> None:  # fmt: skip
+    gone = [4242] if alive else []
+
+    @contextlib.contextmanager
+    def orphan(*words: Any) -> Iterator[int]:
+        yield 4242
+
+    def left_of(pids: list[int]) -> list[int]:
+        # Alive at the first look.
+        return [gone.pop()] if gone else []
+
+    used = [[memory], [0]]
+    entry = {"pid": 4242, "command": "x", "kind": "own", "reason": "y", "signals": signals}
+    answers = [
+        {"holders": [{"pid": 4242, "files": files}]},
+        {"released": [entry] if signals else []},
+        {"holders": []},
+    ]
+    ansible = FakeAnsible()
+    monkeypatch.setattr(ansible, "module", lambda name, **options: answers.pop(0))
+    monkeypatch.setattr(proof, "orphan", orphan)
+    monkeypatch.setattr(proof, "left_of", left_of)
+    monkeypatch.setattr(proof, "gpu_memory", lambda: used.pop(0))
+    monkeypatch.setattr(proof.host, "unit_of", lambda pid, roots: None)
+    monkeypatch.setattr(proof.time, "sleep", lambda seconds: None)
+    step = run_step(Step("orphan", "O"), small(tmp_path, ansible, idle=[0]).after_orphan)
+    assert step.outcome == outcome, step.reason
+    assert {proof.ORPHAN_HELD, proof.ORPHAN_ENDED} <= set(step.claims)
+
+
+def test_without_a_gpu_the_orphan_claims_to_hold_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "orphan", lambda *words: contextlib.nullcontext(4242))
+    monkeypatch.setattr(proof, "left_of", lambda pids: [])
+    monkeypatch.setattr(proof.host, "unit_of", lambda pid, roots: None)
+    step = run_step(Step("orphan", "O"), small(tmp_path, FakeAnsible(gpu_release={}), "cpu").after_orphan)
+    assert proof.ORPHAN_HELD not in step.claims
+    monkeypatch.setattr(proof.host, "unit_of", lambda pid, roots: "ci.service")
+    step = run_step(Step("orphan", "O"), small(tmp_path, FakeAnsible(), "cpu").after_orphan)
+    assert (step.outcome, "ci.service" in step.reason) == (SKIPPED, True)
+
+
+def test_a_desktop_that_was_there_before_stays(tmp_path: Path) -> None:
+    gpu_of = {"name": "NVIDIA RTX", "memory_total_mib": 1, "compute_cap": "8.9"}
+    info = {"gpus": [gpu_of], "notes": [], "driver": {"loaded": "575"}}
+    holders = [{"pid": 1, "kind": "foreign"}, {"pid": 2, "kind": "monitor"}]
+    ansible = FakeAnsible(gpu_host_info=info, gpu_release={"holders": holders})
+    box = small(tmp_path, ansible, "cpu")
+    box.host(Step("host", "H"))
+    box.released(Step("x", "X"), [])
+    assert ansible.asked[-1]["foreign"] == "leave"
 
 
 # ------------------------------------------------------------------------------------------------------------ models
