@@ -19,7 +19,7 @@ import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.gpuserve.sglang.plugins.action.benchmark_run import progress_line
 from ansible_collections.gpuserve.sglang.plugins.filter.benchmark_report import benchmark_report
-from ansible_collections.gpuserve.sglang.plugins.module_utils import bench_run, benchmark, documented
+from ansible_collections.gpuserve.sglang.plugins.module_utils import bench_run, benchmark, chart, documented
 from ansible_collections.gpuserve.sglang.plugins.module_utils.benchmark import BenchmarkError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -310,6 +310,17 @@ def test_what_was_measured_otherwise_is_not_held_against_the_record(change: dict
     assert "%" not in text.partition("record tok/s")[2]
     # Where nothing of the profile is on record, nothing is said of it.
     assert "record" not in benchmark_report({**now, "profile": "cpu"})["text"]
+
+
+def test_charts_mark_another_method_and_a_failed_profile(tmp_path: Path) -> None:
+    now = document({1: [86.8, 87.0]})
+    svg = Path(chart.draw(tmp_path / "same", now, None, RECORDED)[0]).read_text()
+    assert "record (topk 1" in svg and "other method" not in svg
+    now["method"]["output_tokens"] = 16
+    assert "other method)" in Path(chart.draw(tmp_path / "other", now, None, RECORDED)[0]).read_text()
+    documents = [document({1: [80.0]}, profile="good"), document({1: [90.0]}, profile="bad", failure="died in round 2")]
+    svg = Path(chart.draw_candidates(tmp_path / "candidates", documents)[0]).read_text()
+    assert "bad (failed in another round)" in svg and "good (failed" not in svg
 
 
 def test_a_share_of_another_method_is_not_shown() -> None:
