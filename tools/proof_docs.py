@@ -14,16 +14,18 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "collections"))
+sys.path[:0] = [str(ROOT / "collections"), str(ROOT / "tests" / "gpu")]
 
+import yaml  # noqa: E402
 from ansible_collections.gpuserve.sglang.plugins.module_utils import budget, shapes  # noqa: E402
 from doc_pages import DocsError, between, settle  # noqa: E402
+from proof import ORPHAN_ENDED, ORPHAN_HELD  # noqa: E402
 
 PAGE = ROOT / "docs" / "proof.md"
 REPORTS = ROOT / "tests" / "gpu" / "reports"
@@ -32,6 +34,19 @@ GIB = 1 << 30
 SMALL = "`make gpu-proof`"
 PRODUCTION = "`make gpu-proof PROFILE=production INVENTORY=...`"
 TOLERANCE = 0.05
+#: The documented model has 547 GB.
+WEIGHTS = 500 * 10**9
+SERIES = yaml.safe_load((ROOT / "patches" / "sglang" / "0.5.9" / "series.yml").read_text(encoding="utf-8"))
+LEVELS = yaml.safe_load((ROOT / "roles" / "benchmark" / "defaults" / "main.yml").read_text(encoding="utf-8"))[
+    "benchmark_levels"
+]
+#: A report of one GPU has no all-reduce, and not the last of these.
+NCCL_CLAIMS = (
+    "the first run changed the file",
+    "the second run changed nothing",
+    "absent restored the file byte for byte",
+    "NCCL's own log names every variable of the block",
+)
 
 
 @dataclass(frozen=True)
@@ -113,61 +128,163 @@ def load(path: Path) -> Report:
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
-#: What is to be proven, the steps that do it (report kind, step), whether only the documented kind of GPU counts, and how to get it.
-AREAS: tuple[tuple[str, tuple[tuple[str, str], ...], bool, str], ...] = (
-    ("`gpu_host_info` and `gpu_preflight` on a real GPU host", (("small", "host"), ("small", "preflight"), ("nccl", "")), False, SMALL),
-    ("the NCCL block is written, taken by NCCL, and taken out", (("nccl", ""), ("small", "nccl")), False, "`tests/gpu/nccl_proof.sh FOLDER`"),
-    ("the plan of a host starts the real engine on CUDA, the gate passes, every token is right", (("small", "baseline"),), False, SMALL),
-    ("EAGLE-3, topk 1, with overlap: the engine itself, started by hand", (("engine-logs", "speculative"),), False, SMALL),
-    ("EAGLE-3, topk 1, with overlap, from the plan", (("small", "eagle3"),), False, SMALL),
-    ("the planned KV pool is within 5 % of the engine's", (("engine-logs", "kv"), ("small", "baseline"), ("small", "eagle3")), False, SMALL),
-    ("GPU release after SIGTERM", (("small", "sigterm"),), False, SMALL),
-    ("GPU release after SIGKILL of the scheduler", (("small", "scheduler-killed"),), False, SMALL),
-    ("GPU release after SIGKILL of the parent", (("small", "parent-killed"),), False, SMALL),
-    ("the unit's stop signal on CUDA: the running request is answered, exit status 0, GPUs free", (("small", "stop"),), False, SMALL),
-    ("speculation against baseline, measured", (("small", "speculation"),), False, SMALL),
+Condition = Callable[[Report], bool]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to prove something: all of it in one report of C(kind), that of steps on a GPU."""
+
+    kind: str
+    steps: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+    def holds(self, report: Report) -> bool:
+        if report.kind != self.kind:
+            return False
+        found = [report.step(name) for name in self.steps]
+        if found and report.data["device"] != "cuda":
+            return False
+        if any(step is None or step["outcome"] != "passed" for step in found):
+            return False
+        claims = dict(report.data.get("claims") or {})
+        for step in found:
+            claims |= (step or {})["claims"]
+        return all(claims.get(name) is True for name in self.claims) and all(met(report) for met in self.conditions)
+
+
+def _said(report: Report, name: str) -> Any:
+    """What a report says about the deployment; None where it says nothing, as reports of older checkouts do."""
+    return (report.data.get("deployment") or {}).get(name)
+
+
+def proven_as_a_whole(report: Report) -> bool:
+    return bool(report.data["proven"])
+
+
+def pools_within_tolerance(report: Report) -> bool:
+    rows = pools(report)
+    return bool(rows) and all(abs(row["off"]) <= TOLERANCE for row in rows)
+
+
+def topk1_with_overlap(report: Report) -> bool:
+    return any(
+        log["ready_line"]
+        and log["settings"]["speculative_eagle_topk"] == 1
+        and not log["settings"]["disable_overlap_schedule"]
+        for log in report.data["logs"]
+    )
+
+
+def parent_took_all_along(report: Report) -> bool:
+    """Nothing was left for gpu_release to end."""
+    step = report.step("parent-killed") or {}
+    return bool(step) and step["figures"]["gpu_release"]["released"] == []
+
+
+def under_systemd(report: Report) -> bool:
+    return report.data["host"].get("systemd") is True
+
+
+def capability_12(report: Report) -> bool:
+    return report.data["host"].get("compute_capability") == ["12.0"]
+
+
+def patched_059(report: Report) -> bool:
+    """The whole series, and the engine that serves is the one that was planned."""
+    engine = report.data["versions"].get("sglang")
+    return engine == _said(report, "engine_version") == SERIES["version"] and set(_said(report, "patches") or []) >= {
+        patch["id"] for patch in SERIES["patches"]
+    }
+
+
+def eight_over_pcie(report: Report) -> bool:
+    host = report.data["host"]
+    return host.get("gpu_count") == 8 and host.get("topology") == "pcie" and _said(report, "tp_size") == 8
+
+
+def real_weights(report: Report) -> bool:
+    return (_said(report, "weights_bytes") or 0) >= WEIGHTS and _said(report, "load_format") == "auto"
+
+
+def documented_profile(report: Report) -> bool:
+    return _said(report, "profile") == "eagle3-topk1-v2"
+
+
+def documented_levels(report: Report) -> bool:
+    """Every level of the record was measured, and no request failed."""
+    measured = (report.step("benchmark") or {"figures": {}})["figures"].get("benchmark") or {}
+    return {str(level) for level in LEVELS} <= set(measured) and not any(
+        entry.get("failed") for entry in measured.values()
+    )
+
+
+ON_12 = (capability_12, patched_059)
+BOX = (*ON_12, eight_over_pcie, real_weights)
+#: What is to be proven, the ways to do it, and the command for it.
+AREAS: tuple[tuple[str, tuple[Way, ...], str], ...] = (
+    (
+        "`gpu_host_info` and `gpu_preflight` on a real GPU host",
+        (
+            Way("small", ("host", "preflight")),
+            Way("production", ("host", "preflight")),
+            Way("nccl", conditions=(proven_as_a_whole,)),
+        ),
+        SMALL,
+    ),
+    ("the NCCL block is written, seen by a new interpreter, and taken out", (Way("small", ("nccl",)),), SMALL),
+    (
+        "the NCCL block is written, taken by NCCL, and taken out",
+        (Way("nccl", (), NCCL_CLAIMS, (proven_as_a_whole,)),),
+        "`tests/gpu/nccl_proof.sh FOLDER` (two GPUs)",
+    ),
+    ("the plan of a host starts the real engine on CUDA, the gate passes, every token is right", (Way("small", ("baseline",)),), SMALL),
+    ("EAGLE-3, topk 1, with overlap: the engine itself, started by hand", (Way("engine-logs", conditions=(topk1_with_overlap,)),), SMALL),
+    ("EAGLE-3, topk 1, with overlap, from the plan", (Way("small", ("eagle3",)),), SMALL),
+    (
+        "the planned KV pool is within 5 % of the engine's",
+        (Way("engine-logs", conditions=(pools_within_tolerance,)), Way("small", ("baseline", "eagle3"))),
+        SMALL,
+    ),
+    ("GPU release after SIGTERM", (Way("small", ("sigterm",)),), SMALL),
+    ("GPU release after SIGKILL of the scheduler", (Way("small", ("scheduler-killed",)),), SMALL),
+    (
+        "GPU release after SIGKILL of the parent (everything follows)",
+        (Way("small", ("parent-killed",), conditions=(parent_took_all_along,)),),
+        SMALL,
+    ),
+    (
+        "an orphan that still holds the GPU is ended by `gpu_release`",
+        (Way("small", ("orphan",), (ORPHAN_HELD, ORPHAN_ENDED)),),
+        SMALL,
+    ),
+    ("the unit's stop signal on CUDA: the running request is answered, exit status 0, GPUs free", (Way("small", ("stop",)),), SMALL),
+    ("speculation against baseline, measured", (Way("small", ("baseline", "eagle3", "speculation")),), SMALL),
     (
         "the unit of systemd on a real GPU: start, stop, second run without change",
-        (("production", "site"), ("production", "site-again"), ("production", "stop")), False, PRODUCTION,
+        (Way("production", ("site", "site-again", "stop", "start"), conditions=(under_systemd,)),),
+        PRODUCTION,
     ),
-    ("the patched 0.5.9 serves on compute capability 12.0", (("production", "site"),), True, PRODUCTION),
-    ("tensor parallel 8 over PCIe with real weights, verified", (("production", "verify"),), True, PRODUCTION),
-    ("the benchmark of the documented deployment", (("production", "benchmark"),), True, PRODUCTION),
-    ("rollback on the documented box", (("production", "rollback"),), True, PRODUCTION),
+    ("the patched 0.5.9 serves on compute capability 12.0", (Way("production", ("site", "plan", "verify"), conditions=ON_12),), PRODUCTION),
+    ("tensor parallel 8 over PCIe with real weights, verified", (Way("production", ("site", "plan", "verify"), conditions=BOX),), PRODUCTION),
+    (
+        "the benchmark of the documented deployment",
+        (Way("production", ("site", "plan", "benchmark"), conditions=(*BOX, documented_profile, documented_levels)),),
+        PRODUCTION,
+    ),
+    (
+        "rollback on the documented box",
+        (Way("production", ("site", "plan", "site-changed", "rollback", "site-after-rollback"), conditions=BOX),),
+        PRODUCTION,
+    ),
 )  # fmt: skip
-
-
-def holds(report: Report, kind: str, step: str) -> bool:
-    """Whether a report proves a step of a kind of report, on a GPU."""
-    if report.kind != kind:
-        return False
-    if kind == "nccl":
-        return bool(report.data["proven"])
-    if kind == "engine-logs":
-        if step == "kv":
-            return all(abs(row["off"]) <= TOLERANCE for row in pools(report))
-        return any(
-            log["ready_line"]
-            and log["settings"]["speculative_eagle_topk"] == 1
-            and not log["settings"]["disable_overlap_schedule"]
-            for log in report.data["logs"]
-        )
-    found = report.step(step)
-    return bool(found) and report.data["device"] == "cuda" and found["outcome"] == "passed"  # type: ignore[index]
-
-
-def documented(report: Report) -> bool:
-    return "12.0" in (report.data["host"].get("compute_capability") or [])
 
 
 def areas(reports: Sequence[Report]) -> list[str]:
     lines = ["| what | proven on | by | otherwise |", "|---|---|---|---|"]
-    for title, ways, only_documented, command in AREAS:
-        found = []
-        for kind, step in ways:
-            found += [
-                r for r in reports if holds(r, kind, step) and (documented(r) or not only_documented) and r not in found
-            ]
+    for title, ways, command in AREAS:
+        found = [report for report in reports if any(way.holds(report) for way in ways)]
         where = "; ".join(sorted({f"{r.machine}, {r.date}" for r in found})) or "**not proven**"
         names = ", ".join(f"`{r.path.name}`" for r in found) or "-"
         lines.append(f"| {title} | {where} | {names} | {'-' if found else command} |")

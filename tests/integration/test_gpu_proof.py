@@ -31,7 +31,7 @@ def test_the_production_path_runs_from_start_to_report(serving_box: Box, tmp_pat
         "--work",
         str(tmp_path / "work"),
     ]
-    # A second deployment on record, so that there is one to go back to.
+    # Another deployment than the one that serves, so that the first play has something to do.
     extra = ['deployment_overrides={"max_running_requests": 6}', *SHORT]
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "gpu" / "proof.py"), *words, *(w for e in extra for w in ("--extra", e))],
@@ -46,10 +46,15 @@ def test_the_production_path_runs_from_start_to_report(serving_box: Box, tmp_pat
     assert report["device"] == "cpu", "a stand-in's word about GPUs is no proof"
     assert report["versions"]["sglang"] == "0.5.9"
     assert report["host"]["gpu_count"] == 8
-    for name in ("host", "preflight", "site", "site-again", "verify"):
+    for name in ("host", "preflight", "site", "site-again", "plan", "verify", "site-changed", "rollback"):
         assert steps[name]["outcome"] == "passed", steps[name]
     assert steps["site"]["figures"]["changed"] > 0
     assert steps["site-again"]["figures"]["changed"] == 0
+    assert report["deployment"]["profile"] == "cpu"
+    assert report["deployment"]["engine_version"] == "0.5.9"
+    assert report["deployment"]["weights_bytes"] > 0
+    assert serving_box.command_line.split().count("--max-running-requests") == 1
+    assert "--max-running-requests 6" in serving_box.command_line, "it is left with what its inventory asks for"
     # Whatever is skipped says why, and names no more than this.
     for name, step in steps.items():
         if step["outcome"] == "skipped":

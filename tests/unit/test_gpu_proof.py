@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import os
 import re
@@ -328,6 +327,110 @@ def test_a_desktop_that_was_there_before_stays(tmp_path: Path) -> None:
     assert ansible.asked[-1]["foreign"] == "leave"
 
 
+# --------------------------------------------------------------------------------------------- the production profile
+class FakeBox:
+    """A box on which the collection's playbooks do what they say: what serves, and what served before."""
+
+    def __init__(self, folder: Path, fails: str = "", running: int | None = 48) -> None:
+        self.fails, self.running = fails, running
+        self.played: list[tuple[str, dict[str, Any]]] = []
+        self.serves, self.before, self.pid, self.inventory = "", "", 0, "localhost,"
+
+    def __call__(self, work: Path, inventory: str) -> FakeBox:
+        return self
+
+    def module(self, name: str, **options: Any) -> dict[str, Any]:
+        if name == "service_info":
+            return {"main_pid": self.pid, "plan_hash": self.serves if self.pid else ""}
+        if name == "model_info":
+            return {"weights_bytes": 547}
+        return {"gpus": [], "links": {"topology": "pcie"}}
+
+    def play(self, playbook: str | Path, variables: dict[str, Any], *more: str) -> proof.Play:
+        name = Path(playbook).stem
+        self.played.append((name, variables))
+        if name == self.fails:
+            return proof.Play(2, 1.0, "fatal: x")
+        if name == "site":
+            wanted = json.dumps(variables.get("deployment_overrides", "inventory"))
+            changed = wanted != self.serves
+            if changed:
+                self.before, self.serves, self.pid = self.serves, wanted, self.pid + 1
+            return proof.Play(0, 1.0, f"PLAY RECAP\nbox : changed={int(changed)}\n")
+        if name == "rollback":
+            self.before, self.serves, self.pid = self.serves, self.before, self.pid + 1
+        if name == "stop":
+            self.stopped, self.pid = self.pid, 0
+        if name == "start":
+            self.pid = self.stopped + 1
+        if name == "overrides":
+            Path(variables["proof_file"]).write_text('{"schedule_policy": "lpm"}')
+        if name == "plan":
+            args = {"--tp-size": 8, **({"--max-running-requests": self.running} if self.running else {})}
+            plan = {
+                "process_hash": '"inventory"', "profile": "p", "engine_version": "0.5.9", "patches": ["a"], "args": args,
+                "argv": ["--tp-size", "8"], "model": {"path": "/m"},
+            }  # fmt: skip
+            Path(variables["plan_file"]).write_text(json.dumps(plan))
+        return proof.Play(0, 1.0, "")
+
+
+def produced(folder: Path, monkeypatch: pytest.MonkeyPatch, box: FakeBox, *words: str) -> dict[str, Any]:
+    monkeypatch.setattr(proof, "Ansible", box)
+    monkeypatch.setattr(proof, "engine_versions", lambda ansible, hosts: {"sglang": "0.5.9", "torch": "2.9"})
+    given = proof.arguments(["--profile", "production", "--inventory", "mine", *words])
+    made = proof.production(given, folder)
+    made["steps"] = {step["name"]: step for step in made["steps"]}
+    return made
+
+
+def test_a_fresh_box_proves_its_rollback_by_a_second_deployment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = FakeBox(tmp_path)
+    made = produced(tmp_path, monkeypatch, box)
+    assert {name: step["reason"] for name, step in made["steps"].items() if step["outcome"] != PASSED} == {}
+    # The inventory's own overrides stay; one of them differs.
+    (second,) = [given for name, given in box.played if name == "site" and "deployment_overrides" in given]
+    assert second["deployment_overrides"] == {"schedule_policy": "lpm", "max_running_requests": 47}
+    names = list(made["steps"])
+    assert names.index("benchmark") < names.index("site-changed") < names.index("rollback")
+    assert box.serves == '"inventory"', "the box is left with what its inventory asks for"
+    assert made["deployment"] == {
+        "profile": "p", "engine_version": "0.5.9", "patches": ["a"], "tp_size": 8, "weights_bytes": 547, "load_format": "auto",
+    }  # fmt: skip
+    assert made["host"]["topology"] == "pcie"
+
+
+def test_no_rollback_leaves_the_second_deployment_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    box = FakeBox(tmp_path)
+    made = produced(tmp_path, monkeypatch, box, "--no-rollback")
+    skipped = {name for name, step in made["steps"].items() if step["outcome"] == SKIPPED}
+    assert skipped == {"site-changed", "rollback", "site-after-rollback"}
+    assert [name for name, _given in box.played].count("site") == 2
+    with pytest.raises(SystemExit):
+        proof.arguments(["--help"])
+    assert "two loads of the model" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("box", [{"fails": "overrides"}, {"running": None}, {"fails": "plan"}])
+def test_without_a_second_deployment_there_is_no_rollback_to_something_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, box: dict[str, Any]
+) -> None:
+    there = FakeBox(tmp_path, **box)
+    made = produced(tmp_path, monkeypatch, there)
+    assert made["steps"]["rollback"]["outcome"] == SKIPPED
+    assert "rollback" not in [name for name, _given in there.played]
+    assert made["steps"]["verify-at-the-end"]["outcome"] == PASSED
+
+
+def test_a_plan_that_is_not_what_serves_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = produced(tmp_path, monkeypatch, FakeBox(tmp_path), "--extra", 'deployment_overrides={"x": 1}')
+    assert "started with the plan of the inventory" in made["steps"]["plan"]["reason"]
+
+
 # ------------------------------------------------------------------------------------------------------------ models
 def test_the_next_token_is_known_and_all_tokens_are_one_ring() -> None:
     follows = make_models.next_tokens(40, 6, np.random.default_rng(1))
@@ -422,7 +525,7 @@ def test_every_wheel_of_the_payload_is_pinned() -> None:
     lines = payload.requirements((ROOT / "tests" / "gpu" / "payload.txt").read_text())
     assert len(lines) > 40
     assert [line for line in lines if line.count("==") != 1] == []
-    for pinned in ("sglang==0.5.11", "sglang-kernel==0.4.2", "transformers==5.6.0"):
+    for pinned in ("setproctitle==1.3.8", "sglang==0.5.11", "sglang-kernel==0.4.2", "transformers==5.6.0"):
         assert pinned in lines
 
 
@@ -500,13 +603,135 @@ def test_a_stored_report_proves_its_steps(tmp_path: Path) -> None:
     assert "**not proven**" in row("SIGKILL of the scheduler", [loaded(tmp_path, report())])
 
 
-def test_the_documented_box_is_proven_by_its_own_kind_of_gpu_alone(tmp_path: Path) -> None:
-    steps = [Step("site", "the deployment", PASSED, claims={"ok": True}).as_dict()]
-    h200 = report(profile="production", steps=steps)
-    assert "**not proven**" in row("compute capability 12.0", [loaded(tmp_path, h200)])
-    blackwell = copy.deepcopy(h200)
-    blackwell["host"]["compute_capability"] = ["12.0"]
-    assert "2026-12-01" in row("compute capability 12.0", [loaded(tmp_path, blackwell)])
+def done(*names: str, **more: Any) -> list[dict[str, Any]]:
+    """Steps that passed."""
+    return [Step(name, name, PASSED, claims={"ok": True}, **more).as_dict() for name in names]
+
+
+def documented_box() -> dict[str, Any]:
+    """The report of a run on the documented box, of which nothing is missing."""
+    host = {
+        "gpus": ["NVIDIA RTX PRO 6000 Blackwell Server Edition"], "gpu_count": 8, "compute_capability": ["12.0"],
+        "topology": "pcie", "driver": "590", "systemd": True,
+    }  # fmt: skip
+    plan = launch_plan(
+        cases.wanted(patches=[p["id"] for p in proof_docs.SERIES["patches"]]), cases.host(), cases.models()
+    )
+    steps = done("host", *(name for name, _title, _path in proof.PRODUCTION))
+    for step in steps:
+        if step["name"] == "benchmark":
+            step["figures"] = {"benchmark": {str(level): {"failed": 0} for level in (1, 5, 30, 100, 250)}}
+    deployment = proof.deployment_summary(plan, {"weights_bytes": 547_000_000_000})
+    return report(profile="production", host=host, versions={"sglang": "0.5.9"}, steps=steps, deployment=deployment)
+
+
+PRODUCTION_ROWS = {
+    "systemd": "the unit of systemd on a real GPU",
+    "serves": "serves on compute capability 12.0",
+    "tp8": "tensor parallel 8 over PCIe",
+    "benchmark": "the benchmark of the documented deployment",
+    "rollback": "rollback on the documented box",
+}
+
+
+def proven_rows(folder: Path, data: dict[str, Any]) -> set[str]:
+    stored = [loaded(folder, data)]
+    return {name for name, title in PRODUCTION_ROWS.items() if "**not proven**" not in row(title, stored)}
+
+
+def test_a_whole_run_on_the_documented_box_proves_every_row_of_it(tmp_path: Path) -> None:
+    assert proven_rows(tmp_path, documented_box()) == set(PRODUCTION_ROWS)
+
+
+def test_one_gpu_of_the_same_generation_proves_nothing_of_the_documented_box(tmp_path: Path) -> None:
+    """As it was rendered as proof once: an RTX 5090 with a newer engine, where the stop and the second run had failed."""
+    data = documented_box()
+    data["host"] |= {"gpus": ["NVIDIA GeForce RTX 5090"], "gpu_count": 1, "topology": "none"}
+    data["versions"] = {"sglang": "0.5.11"}
+    data.pop("deployment")
+    for step in data["steps"]:
+        if step["name"] in ("site-again", "stop"):
+            step |= {"outcome": "failed", "claims": {"ok": False}, "reason": "x"}
+    assert proven_rows(tmp_path, data) == set()
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "lost"),
+    [
+        ("host", {"compute_capability": ["9.0"]}, {"serves", "tp8", "benchmark", "rollback"}),
+        ("host", {"compute_capability": ["12.0", "9.0"]}, {"serves", "tp8", "benchmark", "rollback"}),
+        ("host", {"gpu_count": 4}, {"tp8", "benchmark", "rollback"}),
+        ("host", {"topology": "nvlink"}, {"tp8", "benchmark", "rollback"}),
+        ("host", {"systemd": False}, {"systemd"}),
+        ("versions", {"sglang": "0.5.11"}, {"serves", "tp8", "benchmark", "rollback"}),
+        ("deployment", {"engine_version": "0.5.11"}, {"serves", "tp8", "benchmark", "rollback"}),
+        ("deployment", {"patches": ["kimi-k25-eagle3"]}, {"serves", "tp8", "benchmark", "rollback"}),
+        ("deployment", {"tp_size": 4}, {"tp8", "benchmark", "rollback"}),
+        ("deployment", {"weights_bytes": 300_000_000}, {"tp8", "benchmark", "rollback"}),
+        ("deployment", {"weights_bytes": None}, {"tp8", "benchmark", "rollback"}),
+        ("deployment", {"load_format": "dummy"}, {"tp8", "benchmark", "rollback"}),
+        ("deployment", {"profile": "baseline"}, {"benchmark"}),
+    ],
+)
+def test_what_a_report_does_not_say_it_does_not_prove(
+    tmp_path: Path, part: str, change: dict[str, Any], lost: set[str]
+) -> None:
+    data = documented_box()
+    data[part] |= change
+    assert proven_rows(tmp_path, data) == set(PRODUCTION_ROWS) - lost
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("site", set(PRODUCTION_ROWS)),
+        ("site-again", {"systemd"}),
+        ("stop", {"systemd"}),
+        ("plan", {"serves", "tp8", "benchmark", "rollback"}),
+        ("verify", {"serves", "tp8"}),
+        ("benchmark", {"benchmark"}),
+        ("site-changed", {"rollback"}),
+        ("rollback", {"rollback"}),
+    ],
+)
+def test_every_step_of_a_row_must_have_passed_in_one_report(tmp_path: Path, name: str, lost: set[str]) -> None:
+    data = documented_box()
+    without = {**data, "steps": [step for step in data["steps"] if step["name"] != name]}
+    assert proven_rows(tmp_path, without) == set(PRODUCTION_ROWS) - lost
+    # Another report that has just this step does not fill the gap.
+    other = loaded(tmp_path, {**data, "steps": done(name)})
+    half = loaded(tmp_path, without)
+    assert all("**not proven**" in row(PRODUCTION_ROWS[title], [half, other]) for title in lost)
+
+
+@pytest.mark.parametrize("figures", [{}, {"benchmark": {"1": {"failed": 0}}}])
+def test_a_short_benchmark_is_not_that_of_the_record(tmp_path: Path, figures: dict[str, Any]) -> None:
+    data = documented_box()
+    next(step for step in data["steps"] if step["name"] == "benchmark")["figures"] = figures
+    assert proven_rows(tmp_path, data) == set(PRODUCTION_ROWS) - {"benchmark"}
+
+
+def test_the_stored_reports_prove_no_orphan_and_nccl_only_where_nccl_ran(tmp_path: Path) -> None:
+    orphan, taken = "an orphan that still holds the GPU", "taken by NCCL"
+    stored = proof_docs.stored()
+    assert "**not proven**" in row(orphan, stored)
+    assert "h200-small" in row("(everything follows)", stored)
+    assert "`nccl-h200-x2.json` |" in row(taken, stored)
+    assert "h200-small" not in row(taken, stored)
+    assert "h200-small" in row("seen by a new interpreter", stored)
+    one_gpu = json.loads((ROOT / "docs" / "data" / "nccl-h200-x2.json").read_text())
+    one_gpu["claims"].pop("NCCL's own log names every variable of the block")
+    assert "**not proven**" in row(taken, [loaded(tmp_path, one_gpu)])
+    claims = {proof.ORPHAN_HELD: True, proof.ORPHAN_ENDED: True}
+    step = Step("orphan", "O", PASSED, claims=claims).as_dict()
+    assert "2026-12-01" in row(orphan, [loaded(tmp_path, report(steps=[step]))])
+    step["claims"].pop(proof.ORPHAN_HELD)
+    assert "**not proven**" in row(orphan, [loaded(tmp_path, report(steps=[step]))])
+
+
+def test_a_parent_that_left_something_is_no_proof_that_everything_follows(tmp_path: Path) -> None:
+    (step,) = done("parent-killed", figures={"gpu_release": {"released": [{"command": "sglang::scheduler"}]}})
+    assert "**not proven**" in row("(everything follows)", [loaded(tmp_path, report(steps=[step]))])
 
 
 def test_figures_and_hashes_are_on_the_page(tmp_path: Path) -> None:
