@@ -12,6 +12,7 @@ this page, so every number of its benchmark table is the record's. Exit status: 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -45,6 +46,7 @@ def render(variables: dict[str, Any], keep_trailing_newline: bool = True) -> str
         keep_trailing_newline=keep_trailing_newline,
         undefined=jinja2.StrictUndefined,
     )
+    environment.filters["hash"] = lambda text, kind: hashlib.new(kind, text.encode()).hexdigest()
     environment.filters["gpuserve.sglang.systemd_exec"] = systemd_text.exec_line
     return environment.get_template("production.md.j2").render(variables)
 
