@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,19 +26,28 @@ from . import verify_unit as units
 from .apt_guard import dpkg_status
 from .cuda import matches
 from .record import LAST, RecordError, Records, document
-from .service import process_started, process_words
+from .service import boot_time, process_started, process_words
 from .verify import Check, Expected, failed, result, skipped, unknown
 
 #: Seconds for the journal of a server that has run for weeks.
 JOURNAL_TIMEOUT = 60.0
+#: A line of ``dmesg``: seconds since the boot, and the text.
+_DMESG = re.compile(r"\[ *(\d+\.\d+)\] (.*)")
 Collector = Callable[[host_info.Wanted], dict[str, Any]]
 
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        # Not as text: the end of a line counts as well.
+        return path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def _why(command: str, answer: health.CommandResult) -> str:
+    """Why a command said nothing, in one line."""
+    said = (answer.err or answer.out).strip().splitlines()
+    return f"{command} ended with status {answer.rc}{': ' + health.scrub(said[-1]) if said else ''}"
 
 
 def _document(path: Path) -> Any:
@@ -90,26 +100,55 @@ class Look:
             found += hosts.loose(name, seen.st_uid, seen.st_mode, os.geteuid())
         return found
 
-    def shown(self, unit: str, properties: str) -> dict[str, str]:
-        """Properties of a unit."""
+    def shown(self, unit: str, properties: str) -> tuple[dict[str, str], str]:
+        """Properties of a unit, and why there are none."""
         answer = self.run(["systemctl", "show", "--no-pager", "-p", properties, "--", unit], 10.0)
-        return units.parse_shown(answer.out)
+        return (units.parse_shown(answer.out), "") if answer.rc == 0 else ({}, _why("systemctl show", answer))
 
-    def journal(self, arguments: Sequence[str]) -> list[str]:
-        """Lines of the journal; none when it cannot be read in time."""
+    def journal(self, arguments: Sequence[str]) -> list[str] | str:
+        """Lines of the journal; a text is why it cannot be read."""
         lines = str(self.expected.journal_lines)
         base = ["journalctl", "--no-pager", "--quiet", "--all", "-o", "cat", "-n", lines]
         answer = self.run([*base, *arguments], JOURNAL_TIMEOUT)
-        return answer.out.split("\n") if answer.rc == 0 else []
+        return [line for line in answer.out.split("\n") if line] if answer.rc == 0 else _why("journalctl", answer)
 
-    def unit_seen(self, path: str) -> units.UnitSeen:
-        """The unit in its three forms."""
-        shown = self.shown(self.expected.unit, units.properties(self.record["unit"]))
-        paths = units.loaded_dropins(shown.get("DropInPaths", ""), self.expected.unit, self.root)
-        texts = {name: _text(self.at(name)) or "" for name in paths}
-        hardening = self.record["plan"].get("hardening") or []
-        own = [entry["directive"] for entry in hardening if entry.get("source", "collection") != "collection"]
-        return units.UnitSeen(self.expected.unit, path, self.record["unit"], _text(self.at(path)), texts, shown, own)
+    def kernel(self, began: float) -> list[str] | str:
+        """What the kernel said since then; a text is why nobody knows. A container's journal may hold no line of it."""
+        # `-t` finds them also where the journal got them from syslog.
+        lines = self.journal(["-t", "kernel", "--since", f"@{int(began)}"])
+        # That there is none since then is an answer only where the journal has those of this boot at all.
+        any_line = lines or self.journal(["-t", "kernel", "-b", "-n", "1"])
+        if any_line and isinstance(any_line, list):
+            return lines
+        answer = self.run(["dmesg"], 10.0)
+        found = [match for match in map(_DMESG.match, answer.out.splitlines()) if match]
+        if answer.rc == 0 and found:
+            boot = boot_time(self.proc)
+            # A second of grace: the boot is known to a second.
+            return [match.group(2) for match in found if boot + float(match.group(1)) >= began - 1]
+        here = "the journal holds no line of the kernel since the boot" if isinstance(any_line, list) else any_line
+        return f"{here}, and {_why('dmesg', answer) if answer.rc else 'dmesg says nothing'}"
+
+    def unit_seen(self, name: str, path: str, recorded: str | None, own: Sequence[str] = ()) -> units.UnitSeen:
+        """A unit in its three forms; of the text on disk nothing is said when ``recorded`` is None."""
+        on_disk = _text(self.at(path))
+        recorded = on_disk or "" if recorded is None else recorded
+        shown, blind = self.shown(name, units.properties(recorded))
+        texts: dict[str, str] = {}
+        # Of an instance those of its template too.
+        loaded = shown.get("DropInPaths", "")
+        paths = [
+            each for unit in (os.path.basename(path), name) for each in units.loaded_dropins(loaded, unit, self.root)
+        ]
+        for dropin in dict.fromkeys(paths):
+            try:
+                # What is no UTF-8 is a directive all the same.
+                texts[dropin] = self.at(dropin).read_bytes().decode("utf-8", "replace")
+            except (FileNotFoundError, IsADirectoryError):
+                texts[dropin] = ""  # what it said is among what systemd has loaded
+            except OSError as error:
+                blind = blind or f"{dropin} cannot be read ({error.strerror})"
+        return units.UnitSeen(name, path, recorded, on_disk, texts, shown, own, blind)
 
     def ask(self, method: str, path: str, body: Any, timeout: float) -> health.HttpAnswer:
         """One request to the server."""
@@ -157,14 +196,16 @@ class Look:
             "NVIDIA driver",
             lambda: hosts.check_driver(seen["driver"], seen["nvidia_smi"], expected.drivers),
         )
-        unit = self.unit_seen(f"/etc/systemd/system/{expected.unit}")
+        hardening = plan.get("hardening") or []
+        own = [entry["directive"] for entry in hardening if entry.get("source", "collection") != "collection"]
+        unit = self.unit_seen(expected.unit, f"/etc/systemd/system/{expected.unit}", found["unit"], own)
         self.attempt("unit_file", "unit file", lambda: units.check_unit(unit, expected.dropins))
         process = self._process(plan)
         self.attempt("process", f"process of {expected.unit}", lambda: serve.check_process(process, unit, plan))
         self._interpreter(plan)
         self._sockets(plan, process, seen)
         self._answers(plan, process)
-        self._logs(process)
+        self._logs(process, bool(seen.get("container")))
         self._apt(seen)
         self.attempt("disk", "free disk space", lambda: hosts.check_disks(seen["disks"], expected.min_free_gb))
         self._files(plan)
@@ -240,19 +281,20 @@ class Look:
         words = process_words(pid, "environ", self.proc)
         began = process_started(pid, self.proc)
         manifest = plan["command"][0].partition("/venv/bin/")[0] + "/manifest.json"
-        newer = []
+        newer: list[str] | None = None
         try:
             # A second of grace: the start of a process is known to a hundredth, that of a boot to a second.
-            if began is not None and self.at(manifest).stat().st_mtime > began + 1:
-                newer.append(manifest)
+            if began is not None:
+                newer = [manifest] if self.at(manifest).stat().st_mtime > began + 1 else []
         except OSError:
-            pass  # the release's own check says so
+            newer = []  # the release's own check says so
         environment = dict(word.split("=", 1) for word in words if "=" in word)
         return serve.ProcessSeen(status, process_words(pid, "cmdline", self.proc), environment, newer)
 
     def _interpreter(self, plan: Mapping[str, Any]) -> None:
         python = self.expected.interpreter or plan["command"][0]
         expected = Expected(variables=self.expected.variables, interpreter=python)
+        planned = {str(name): str(value) for name, value in plan["env"].items()}
 
         def ask() -> Check:
             if expected.variables is None:
@@ -261,17 +303,32 @@ class Look:
                 target = sitecustomize.Target(python, "", "", True, "")
                 clean = sitecustomize.clean_environment(list(expected.variables), {})
                 environment, file = sitecustomize.ask(target, clean)
+                # And with what the unit gives: what is set or taken away then is what the engine gets. This very process may have
+                # started with the same sitecustomize: what it has of the engine's variables would hide what the file sets.
+                own = [name for name in os.environ if serve.ENGINE_VARIABLES.match(name)]
+                unit = {**planned, "PYTHONDONTWRITEBYTECODE": "1"}
+                given = sitecustomize.clean_environment([*expected.variables, *own], unit)
+                started = sitecustomize.ask(target, given)[0]
             except sitecustomize.SitecustomizeError as error:
                 return hosts.check_sitecustomize(expected, str(error))
-            return hosts.check_sitecustomize(expected, {"environment": environment, "file": file})
+            answer = {"environment": environment, "file": file, "given": given, "started": started}
+            return hosts.check_sitecustomize(expected, answer, planned)
 
         self.attempt("sitecustomize", "sitecustomize", ask)
 
     def _sockets(self, plan: Mapping[str, Any], process: serve.ProcessSeen, seen: Mapping[str, Any]) -> None:
         unit, runs = self.expected.unit, process.runs
         pids = health.unit_pids(process.status, self.proc, self.cgroups) if runs else set()
-        self.attempt("port", "port", lambda: serve.check_port(seen["ports"], plan, unit, runs, pids))
-        self.attempt("servers", "other inference servers", lambda: serve.check_servers(seen["servers"], unit, pids))
+
+        def unless_blind(fact: str, id_: str, subject: str, check: Callable[[], Check]) -> None:
+            # A list that could not be made is empty, and a note says why.
+            why = next((note for note in seen.get("notes", ()) if note.startswith(f"{fact}: ")), "")
+            blind = unknown(id_, subject, health.scrub(why), "Run verify as root (become).")
+            self.attempt(id_, subject, lambda: blind if why else check())
+
+        unless_blind("ports", "port", "port", lambda: serve.check_port(seen["ports"], plan, unit, runs, pids))
+        subject = "other inference servers"
+        unless_blind("servers", "servers", subject, lambda: serve.check_servers(seen["servers"], unit, pids))
 
     def _answers(self, plan: Mapping[str, Any], process: serve.ProcessSeen) -> None:
         expected, unit = self.expected, self.expected.unit
@@ -300,19 +357,23 @@ class Look:
             "accept_length", "acceptance length", lambda: serve.check_speculation(plan, info, metrics, benchmark)
         )
 
-    def _logs(self, process: serve.ProcessSeen) -> None:
+    def _logs(self, process: serve.ProcessSeen, container: bool) -> None:
         expected = self.expected
-        log, faults, why = None, None, "the service does not run"
+        log: serve.LogFindings | str | None = None
+        faults: list[str] | str | None = None
         if process.runs:
             lines = self.journal([f"_SYSTEMD_INVOCATION_ID={process.status.invocation_id}"])
-            log = serve.scan_log(lines, expected.log_ignore)
+            if isinstance(lines, str):
+                # Nor is it known then whether a container sees the kernel.
+                log, container = lines, False
+            else:
+                # An engine that serves has said something.
+                log = serve.scan_log(lines, expected.log_ignore) if lines else "the journal holds no line of this start"
             began = process_started(process.status.main_pid, self.proc)
-            if began is not None:
-                # The driver's faults are the kernel's lines; `-t` finds them also where the journal got them from syslog.
-                kernel = self.journal(["-t", "kernel", "--since", f"@{int(began)}"])
-                faults = serve.scan_xids(kernel, expected.ignored_xids)
+            kernel = "the start of the process cannot be read" if began is None else self.kernel(began)
+            faults = kernel if isinstance(kernel, str) else serve.scan_xids(kernel, expected.ignored_xids)
         self.attempt("log_engine", "failures in the engine's log", lambda: serve.check_log(log, expected.unit))
-        self.attempt("log_xid", "GPU faults (Xid)", lambda: serve.check_xids(faults, why))
+        self.attempt("log_xid", "GPU faults (Xid)", lambda: serve.check_xids(faults, container))
 
     def _apt(self, seen: Mapping[str, Any]) -> None:
         expected = self.expected
@@ -356,12 +417,37 @@ class Look:
                 str(expected.programs_dir), programs, expected.programs, self.loose(expected.programs_dir, "**/*")
             ),
         )
-        timer = self.shown(expected.timer, "LoadState,ActiveState,UnitFileState") if expected.timer else {}
-        self.attempt("liveness", "liveness timer", lambda: hosts.check_timer(expected.timer, timer))
-        collector = self.shown(expected.collector, "LoadState") if expected.collector else {}
-        self.attempt("incidents", "incident collector", lambda: hosts.check_collector(expected.collector, collector))
+        self._watchers(deployed)
         handbook = _text(self.at(expected.handbook)) if expected.handbook else None
         self.attempt("handbook", "handbook", lambda: hosts.check_handbook(expected.handbook, handbook, plan))
+
+    def _watched(self, unit: str, texts: Mapping[str, str | None]) -> tuple[Mapping[str, str] | str, list[str]]:
+        """The state of a unit that watches over the service, or why nobody knows it; and what was changed of its files."""
+        shown, blind = self.shown(unit, "LoadState,ActiveState,UnitFileState")
+        words: list[str] = []
+        for name, text in texts.items():
+            seen = self.unit_seen(unit if "@" in name else name, f"/etc/systemd/system/{name}", text)
+            words += units.changes(seen, self.expected.dropins)
+            blind = blind or seen.blind
+        return blind or shown, words
+
+    def _watchers(self, deployed: bool) -> None:
+        timer, collector = self.expected.timer, self.expected.collector
+        # Texts of an inventory that was not deployed are not those that this host should have.
+        texts = {name: text if deployed else None for name, text in self.expected.watchers.items()}
+        probing = {name: text for name, text in texts.items() if "@" not in name}
+        collecting = {name: text for name, text in texts.items() if "@" in name}
+        nothing: tuple[Mapping[str, str], list[str]] = ({}, [])
+        self.attempt(
+            "liveness",
+            "liveness timer",
+            lambda: hosts.check_timer(timer, *(self._watched(timer, probing) if timer else nothing)),
+        )
+        self.attempt(
+            "incidents",
+            "incident collector",
+            lambda: hosts.check_collector(collector, *(self._watched(collector, collecting) if collector else nothing)),
+        )
 
 
 def verify(expected: Expected) -> dict[str, Any]:

@@ -19,15 +19,21 @@ from .settings import AT_START
 PLAN_VARIABLE = "GPUSERVE_PLAN"
 
 
+def boot_time(proc: Path = Path("/proc")) -> float:
+    """When the host was booted, in seconds since the epoch. Raises OSError when the kernel does not say."""
+    for line in (proc / "stat").read_text().splitlines():
+        if line.startswith("btime"):
+            return float(line.split()[1])
+    raise OSError(f"{proc}/stat has no btime")
+
+
 def process_started(pid: int, proc: Path = Path("/proc")) -> float | None:
     """Start of a process in seconds since the epoch; None when it is gone."""
     try:
         # A process may call itself by any bytes.
         stat = (proc / str(pid) / "stat").read_text(errors="replace")
-        boot = next(
-            float(line.split()[1]) for line in (proc / "stat").read_text().splitlines() if line.startswith("btime")
-        )
-    except (OSError, StopIteration):
+        boot = boot_time(proc)
+    except OSError:
         return None
     ticks = float(stat.rpartition(")")[2].split()[19])
     return boot + ticks / os.sysconf("SC_CLK_TCK")

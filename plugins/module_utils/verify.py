@@ -106,6 +106,8 @@ class Expected:
     handbook: str = ""
     timer: str = ""
     collector: str = ""
+    #: Text of each unit that watches over the service, by name.
+    watchers: Mapping[str, str] = field(default_factory=dict)
     #: Whether every file of the release is read, or only those of the guarded packages.
     all_files: bool = True
     guard: Sequence[str] = ()

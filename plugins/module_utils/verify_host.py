@@ -5,15 +5,21 @@ timers of this collection beside the unit."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .health import scrub
 from .history import changes
 from .verify import Check, Expected, failed, listed, passed, skipped, unknown
+from .verify_serve import ENGINE_VARIABLES
+from .verify_unit import variable_text
 
 COMMAND_HEADING = "## 6. Exact launch command"
+#: The last line of the page: the checksum of all that is before it.
+HANDBOOK_SEAL = re.compile(r"\n\n<!-- sha256 of the page above: ([0-9a-f]{64}) -->\n?\Z")
 HANDBOOK_PLAN = re.compile(r"plan[: ]+`?([0-9a-f]{12,64})`?")
 
 
@@ -117,10 +123,12 @@ def check_driver(driver: Mapping[str, Any], smi: Mapping[str, Any], wanted: Sequ
             expected,
             "Packages were upgraded under the loaded module: reboot in a maintenance window, then hold them (role cuda).",
         )
-    version = str(loaded or installed or "")
-    if not version:
-        why = smi.get("error") or "nothing on the host names a driver"
-        return failed(id_, subject, str(why), expected, "`nvidia-smi` and `dmesg | grep -i nvrm` say why.")
+    if not loaded:
+        why = f"no driver is loaded, {installed} is installed" if installed else "nothing on the host names a driver"
+        error = f" (nvidia-smi: {smi['error']})" if smi.get("error") else ""
+        do = "`modprobe nvidia` and `dmesg | grep -i nvrm` say why: often a module that was not built for this kernel."
+        return failed(id_, subject, why + error, expected, do)
+    version = str(loaded)
     if not any(version == name or version.startswith(f"{name}.") for name in wanted):
         return failed(
             id_,
@@ -300,34 +308,53 @@ def check_programs(
     return passed(id_, subject, f"{len(wanted)} files", "those of this collection")
 
 
-def check_timer(timer: str, shown: Mapping[str, str]) -> Check:
-    """The timer that looks after the server."""
+#: What site.yml does and does not do about units that were changed.
+_WATCHERS_ANEW = (
+    "Run site.yml: it writes the units anew, without a restart of the server. A drop-in has to be removed by hand."
+)
+
+
+def check_timer(timer: str, shown: Mapping[str, str] | str, changed: Sequence[str] = ()) -> Check:
+    """The timer that looks after the server, and what it starts. ``shown``: a text is why nobody knows its state;
+    ``changed``: what was changed of their files."""
     id_, subject = "liveness", f"timer {timer}"
     if not timer:
         return skipped(id_, "liveness timer", "none is wanted")
-    state, boot = shown.get("ActiveState", ""), shown.get("UnitFileState", "")
-    if state == "active" and boot == "enabled":
+    if isinstance(shown, str) and not changed:
+        return unknown(id_, subject, shown, f"Look at `systemctl status {timer}` on the host.")
+    state = ("active", "enabled")
+    if not isinstance(shown, str):
+        state = (shown.get("ActiveState") or "unknown", shown.get("UnitFileState") or "not installed")
+    well = state == ("active", "enabled")
+    if well and not changed:
         return passed(id_, subject, "active, enabled")
+    if well:
+        return failed(id_, subject, listed(changed), "the units of the deployment", _WATCHERS_ANEW)
     return failed(
         id_,
         subject,
-        f"{state or 'unknown'}, {boot or 'not installed'}",
+        listed([", ".join(state), *changed]),
         "active, enabled",
         f"`systemctl enable --now {timer}`, or site.yml: without it nobody notices a server that hangs.",
     )
 
 
-def check_collector(name: str, shown: Mapping[str, str]) -> Check:
-    """The unit that collects an incident when the service fails."""
+def check_collector(name: str, shown: Mapping[str, str] | str, changed: Sequence[str] = ()) -> Check:
+    """The unit that collects an incident when the service fails; the arguments are those of ``check_timer``."""
     id_, subject = "incidents", f"incident collector {name}"
     if not name:
         return skipped(id_, "incident collector", "none is wanted")
-    if shown.get("LoadState") == "loaded":
+    if isinstance(shown, str) and not changed:
+        return unknown(id_, subject, shown, f"Look at `systemctl status {name}` on the host.")
+    state = "loaded" if isinstance(shown, str) else shown.get("LoadState") or "not installed"
+    if changed and state == "loaded":
+        return failed(id_, subject, listed(changed), "the unit of the deployment", _WATCHERS_ANEW)
+    if state == "loaded":
         return passed(id_, subject, "installed")
     return failed(
         id_,
         subject,
-        shown.get("LoadState") or "not installed",
+        state,
         "installed",
         "Run site.yml: without it nothing is kept of a crash.",
     )
@@ -354,28 +381,46 @@ def check_handbook(path: str, text: str | None, plan: Mapping[str, Any]) -> Chec
     if text is None:
         return failed(id_, subject, "no file", "one rendered from the deployed plan", "Run site.yml.")
     match = HANDBOOK_PLAN.search(text)
-    current = match is not None and str(plan["hash"]).startswith(match.group(1))
-    if current and launch_words(text) != plan["command"]:
-        return failed(
-            id_,
-            subject,
-            "its launch command was edited",
-            "the deployed one",
-            "Run site.yml (`--tags runbook_render` for the handbook alone).",
-        )
-    if current and match:
-        return passed(id_, subject, f"rendered from plan {match.group(1)[:12]}")
-    return failed(
-        id_,
-        subject,
-        f"rendered from {'plan ' + match.group(1)[:12] if match else 'no plan that it names'}",
-        f"plan {str(plan['hash'])[:12]}",
-        "Run site.yml (`--tags runbook_render` for the handbook alone).",
-    )
+    named = match.group(1) if match else ""
+    do = "Run site.yml (`--tags runbook_render` for the handbook alone)."
+    if not named or not str(plan["hash"]).startswith(named):
+        found = f"rendered from {'plan ' + named[:12] if named else 'no plan that it names'}"
+        return failed(id_, subject, found, f"plan {str(plan['hash'])[:12]}", do)
+    seal = HANDBOOK_SEAL.search(text)
+    if seal is None:
+        found = "its last line is no checksum: it was edited, or an older version of this collection wrote it"
+        return failed(id_, subject, found, "the page as it was rendered", do)
+    if hashlib.sha256(text[: seal.start()].encode()).hexdigest() != seal.group(1):
+        return failed(id_, subject, "it was edited", "the page as it was rendered", do)
+    if launch_words(text) != plan["command"]:
+        return failed(id_, subject, "its launch command is another one", "the deployed one", do)
+    return passed(id_, subject, f"rendered from plan {named[:12]}")
 
 
-def check_sitecustomize(expected: Expected, answer: Mapping[str, Any] | str) -> Check:
-    """What the interpreter has in its environment after it imported sitecustomize; a text is why nobody knows."""
+def _set_at_start(
+    given: Mapping[str, str], started: Mapping[str, str], wanted: Mapping[str, str], planned: Mapping[str, str]
+) -> dict[str, str]:
+    """What the start of the interpreter makes of the environment that the unit gives, beyond the wanted variables, by name:
+    /proc shows the environment before that."""
+    found = {}
+    for name in dict.fromkeys([*given, *started]):
+        was, now = given.get(name), started.get(name)
+        matters = name in planned or ENGINE_VARIABLES.match(name)
+        if was == now or not matters or (name not in planned and wanted.get(name) == now):
+            continue
+        if now is None:
+            found[name] = f"{name} is taken away" + (", which the plan has" if name in planned else "")
+        else:
+            plan = f", the plan says {scrub(planned[name])}" if name in planned else ", which nobody asked for"
+            found[name] = f"{variable_text(name, now, planned)} is set{plan}"
+    return found
+
+
+def check_sitecustomize(
+    expected: Expected, answer: Mapping[str, Any] | str, planned: Mapping[str, str] | None = None
+) -> Check:
+    """What the interpreter has in its environment after it imported sitecustomize; a text is why nobody knows. ``planned``: the
+    plan's variables."""
     id_, subject = "sitecustomize", f"sitecustomize of {expected.interpreter or 'the interpreter'}"
     if expected.variables is None or not expected.interpreter:
         return skipped(id_, subject, "the role nccl is not used")
@@ -383,11 +428,12 @@ def check_sitecustomize(expected: Expected, answer: Mapping[str, Any] | str) -> 
         return unknown(id_, subject, answer, "Start the interpreter by hand.")
     has = answer["environment"]
     file = answer["file"] or "no file"
-    wrong = [
-        f"{name} is {has[name]!r}, expected {value!r}" if name in has else f"{name} is not set"
+    wrong = {
+        name: f"{name} is {has[name]!r}, expected {value!r}" if name in has else f"{name} is not set"
         for name, value in expected.variables.items()
         if has.get(name) != value
-    ]
+    }
+    wrong = {**_set_at_start(answer["given"], answer["started"], expected.variables, planned or {}), **wrong}
     if not wrong:
         return passed(
             id_, subject, f"{len(expected.variables)} variables, from {file}", "the variables of the role nccl"
@@ -395,7 +441,7 @@ def check_sitecustomize(expected: Expected, answer: Mapping[str, Any] | str) -> 
     return failed(
         id_,
         subject,
-        f"{listed(wrong)} (imports {file})",
-        "the variables of the role nccl",
+        f"{listed(wrong.values())} (imports {file})",
+        "the variables of the role nccl, and no other of the engine",
         "Run site.yml: it puts the block back. What is set by hand elsewhere in the file has to go.",
     )

@@ -41,8 +41,8 @@ class ProcessSeen:
     status: UnitStatus
     command: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    #: Files of the release that are newer than the process.
-    newer: Sequence[str] = ()
+    #: Files of the release that are newer than the process; None when that is not known.
+    newer: Sequence[str] | None = ()
 
     @property
     def runs(self) -> bool:
@@ -81,7 +81,12 @@ def check_process(seen: ProcessSeen, unit: UnitSeen, plan: Mapping[str, Any]) ->
     checks.append(_check_command(seen, unit, plan))
     checks.append(_check_environment(seen, unit, plan))
     id_, subject = "process_release", "release of the process"
-    if seen.newer:
+    if "/releases/" not in plan["command"][0]:
+        checks.append(skipped(id_, subject, f"{plan['command'][0]} is no release of this collection"))
+    elif seen.newer is None:
+        why = "the start of the process cannot be read"
+        checks.append(unknown(id_, subject, why, "Look at `systemctl status` on the host."))
+    elif seen.newer:
         checks.append(
             failed(
                 id_,
@@ -427,8 +432,8 @@ def scan_xids(lines: Iterable[str], ignored: Sequence[int] = ()) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def check_log(log: LogFindings | None, unit: str) -> list[Check]:
-    """log_engine, log_requests, log_nccl."""
+def check_log(log: LogFindings | str | None, unit: str) -> list[Check]:
+    """log_engine, log_requests, log_nccl; a text is why nobody knows."""
     names = {
         "log_engine": "failures in the engine's log",
         "log_requests": "requests that ended in an exception",
@@ -436,6 +441,9 @@ def check_log(log: LogFindings | None, unit: str) -> list[Check]:
     }
     if log is None:
         return [skipped(id_, subject, "the service does not run") for id_, subject in names.items()]
+    if isinstance(log, str):
+        do = f"Look at `journalctl -u {unit}` on the host; the role needs root to read it."
+        return [unknown(id_, subject, log, do) for id_, subject in names.items()]
     look = f"`journalctl -u {unit}` since the start; verify_log_ignore takes what is known and harmless."
     left_out = f" ({log.aborted} of aborted requests left out)" if log.aborted else ""
     checks = []
@@ -452,11 +460,15 @@ def check_log(log: LogFindings | None, unit: str) -> list[Check]:
     return checks
 
 
-def check_xids(found: Sequence[str] | None, why: str) -> Check:
-    """Faults that the driver reported since this start."""
+def check_xids(found: Sequence[str] | str | None, container: bool = False) -> Check:
+    """Faults that the driver reported since this start; a text is why nobody knows. A container need not see the kernel."""
     id_, subject = "log_xid", "GPU faults (Xid)"
     if found is None:
-        return skipped(id_, subject, why)
+        return skipped(id_, subject, "the service does not run")
+    if isinstance(found, str) and container:
+        return skipped(id_, subject, f"the kernel's log is not visible in this container ({found})")
+    if isinstance(found, str):
+        return unknown(id_, subject, found, "Look at `journalctl -k` and `dmesg` on the host.")
     if not found:
         return passed(id_, subject, "none since this start")
     return failed(

@@ -23,10 +23,10 @@ from . import flags
 from .health import scrub
 from .service import setting_changes, without_secrets
 from .settings import SIZE_FACTORS
-from .verify import Check, failed, listed, passed
+from .verify import Check, failed, listed, passed, unknown
 
 #: Properties that systemctl is asked for in any case.
-STATE = ("DropInPaths", "NeedDaemonReload", "UnitFileState", "ExecStart")
+STATE = ("FragmentPath", "DropInPaths", "NeedDaemonReload", "UnitFileState", "ExecStart")
 #: Directives of the unit that are not compared with what systemd has loaded, each with the reason. Drop-ins that set them are
 #: found all the same, by their text.
 NOT_COMPARED = {
@@ -272,6 +272,15 @@ class UnitSeen:
     dropins: Mapping[str, str]
     shown: Mapping[str, str]
     own: Sequence[str] = ()
+    #: Why a part of this could not be read; empty: all of it was.
+    blind: str = ""
+
+    @property
+    def elsewhere(self) -> str:
+        """The file that systemd takes instead of this one."""
+        taken = self.shown.get("FragmentPath", "")
+        # A unit that is masked lies there as well: it is an edited one.
+        return taken if taken not in (self.path, "/dev/null") else ""
 
     def layers(self) -> list[Directive]:
         """Everything that is assigned, in the order in which systemd reads it."""
@@ -438,6 +447,7 @@ def check_unit(seen: UnitSeen, known: Sequence[str] = ()) -> list[Check]:
     foreign = seen.changed_by_dropins()
     variables = _variables(entry.value for entry in directives(seen.recorded, "") if entry.name == "Environment")
     stale = seen.shown.get("NeedDaemonReload") == "yes"
+    look = f"Look at `systemctl cat {seen.name}` on the host."
     # An edited file, or a drop-in, is said once: by the text.
     loaded = [] if edited else seen.not_loaded(expected | {entry.name for entry in foreign})
     # What differs because systemd has not read the files again is said by unit_loaded.
@@ -453,11 +463,15 @@ def check_unit(seen: UnitSeen, known: Sequence[str] = ()) -> list[Check]:
                 else "`systemctl daemon-reload`, or `systemctl revert` after a set-property; then run verify again."
             )
             checks.append(failed(id_, subject, listed(words), "what the unit itself says", action))
+        elif seen.blind:
+            checks.append(unknown(id_, subject, scrub(seen.blind), look))
         else:
             checks.append(passed(id_, subject, "what the unit itself says"))
     state = seen.shown.get("UnitFileState", "")
     if state == "enabled":
         checks.append(passed("unit_enabled", "start at boot", "enabled"))
+    elif not seen.shown and seen.blind:
+        checks.append(unknown("unit_enabled", "start at boot", scrub(seen.blind), look))
     else:
         checks.append(
             failed(
@@ -479,11 +493,28 @@ def check_unit(seen: UnitSeen, known: Sequence[str] = ()) -> list[Check]:
                 "`systemctl daemon-reload`; the running server stays.",
             )
         )
+    elif not seen.shown and seen.blind:
+        checks.append(unknown("unit_loaded", "unit as systemd has it in memory", scrub(seen.blind), look))
     else:
         checks.append(
             passed("unit_loaded", "unit as systemd has it in memory", "the files" if not stale else "see above")
         )
     return checks
+
+
+def changes(seen: UnitSeen, known: Sequence[str] = ()) -> list[str]:
+    """What was changed of a unit beside the main one, each thing once: its file, its drop-ins, what systemd has of them.
+    ``known`` drop-ins are expected."""
+    if seen.on_disk is None:
+        return [f"{seen.path} is gone or no text"]
+    found = [f"{seen.path} is not read: {seen.elsewhere} is in its place"] if seen.elsewhere else []
+    if seen.on_disk != seen.recorded:
+        found.append(f"{seen.path} was edited: {listed(changed_lines(seen.recorded, seen.on_disk))}")
+    foreign = [entry for entry in seen.changed_by_dropins() if entry.path not in known]
+    found += [f"{entry.path} sets {entry.text()}" for entry in foreign]
+    if not found and seen.shown.get("NeedDaemonReload") == "yes":
+        found.append(f"systemd has not read the files of {seen.name} again (`systemctl daemon-reload`)")
+    return found
 
 
 def _words(entry: Directive, known: Collection[str]) -> str:
@@ -500,6 +531,14 @@ def _check_file(seen: UnitSeen) -> Check:
     subject = f"unit file {seen.path}"
     if seen.on_disk is None:
         return failed("unit_file", subject, "no file", "the text of the deployment", "Run site.yml.")
+    if seen.elsewhere:
+        return failed(
+            "unit_file",
+            subject,
+            f"it is not read: {seen.elsewhere} is in its place",
+            "the text of the deployment",
+            f"Remove {seen.elsewhere}, `systemctl daemon-reload`, and run site.yml.",
+        )
     if seen.on_disk == seen.recorded:
         return passed("unit_file", subject, "the text of the deployment")
     lines = changed_lines(seen.recorded, seen.on_disk)

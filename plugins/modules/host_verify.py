@@ -96,6 +96,13 @@ options:
     description: Name of the unit that collects incidents; empty when there is none.
     type: str
     default: ""
+  watchers:
+    description:
+      - Text of each unit file that watches over the service, by the name of the file. A template (C(@.)) is that of O(collector),
+        the others are what O(timer) is and starts.
+      - As O(settings), the texts count where the inventory's plan is the deployed one; drop-ins are findings in any case.
+    type: dict
+    default: {}
   all_files:
     description:
       - Whether every file of the release is held against its checksum, which reads all of it (seconds for each 10 GB), or only
@@ -224,6 +231,7 @@ def main() -> None:
             "handbook": text,
             "timer": text,
             "collector": text,
+            "watchers": {"type": "dict", "default": {}},
             "all_files": {"type": "bool", "default": True},
             "guard": names,
             "kv_tolerance": {"type": "float", "default": 0.1},

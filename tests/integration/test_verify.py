@@ -76,6 +76,11 @@ DRIFTS: dict[str, tuple[str, str, str, list[str]]] = {
         "&& sed -i '/^# BEGIN gpuserve/,/^# END gpuserve/d' $(readlink -f $f)",
         "f=$(/usr/bin/python3 -c 'import sitecustomize; print(sitecustomize.__file__)'); cat /root/kept >$(readlink -f $f)",
         "sitecustomize", ["NCCL_PROTO is not set"]),
+    "a variable set in sitecustomize": (
+        "f=$(/usr/bin/python3 -c 'import sitecustomize; print(sitecustomize.__file__)'); cp -p $f /root/kept "
+        "&& printf 'import os\\nos.environ[\"NCCL_P2P_DISABLE\"] = \"1\"\\n' >>$(readlink -f $f)",
+        "f=$(/usr/bin/python3 -c 'import sitecustomize; print(sitecustomize.__file__)'); cat /root/kept >$(readlink -f $f)",
+        "sitecustomize", ["NCCL_P2P_DISABLE=*** is set, which nobody asked for"]),
     "a second listener": (
         "setsid python3 -m http.server 30000 --bind 127.0.0.2 >/dev/null 2>&1 & "
         "for i in $(seq 100); do ss -Hltn 'sport = :30000' | grep -q 127.0.0.2 && exit 0; sleep 0.1; done; exit 1",
@@ -104,12 +109,26 @@ DRIFTS: dict[str, tuple[str, str, str, list[str]]] = {
         "cp -p /root/kept /usr/local/lib/gpuserve-sglang/__main__.py", "programs", ["__main__.py"]),
     "a stopped liveness timer": (
         f"systemctl stop {NAME}-liveness.timer", f"systemctl start {NAME}-liveness.timer", "liveness", ["inactive"]),
+    "a liveness probe that does nothing": (
+        f"cp -p /etc/systemd/system/{NAME}-liveness.service /root/kept "
+        f"&& sed -i 's|^ExecStart=.*|ExecStart=/bin/true|' /etc/systemd/system/{NAME}-liveness.service && systemctl daemon-reload",
+        f"cp -p /root/kept /etc/systemd/system/{NAME}-liveness.service && systemctl daemon-reload",
+        "liveness", [f"{NAME}-liveness.service was edited", "+ExecStart=/bin/true"]),
+    "a slower liveness timer": (
+        f"mkdir -p /etc/systemd/system/{NAME}-liveness.timer.d && printf '[Timer]\\nOnUnitInactiveSec=\\nOnUnitInactiveSec=1d\\n' "
+        f">/etc/systemd/system/{NAME}-liveness.timer.d/50-slow.conf && systemctl daemon-reload",
+        f"rm -r /etc/systemd/system/{NAME}-liveness.timer.d && systemctl daemon-reload",
+        "liveness", ["50-slow.conf sets OnUnitInactiveSec=1d"]),
     "a lost incident collector": (
         f"mv /etc/systemd/system/{NAME}-incident@.service /root/kept && systemctl daemon-reload",
         f"mv /root/kept /etc/systemd/system/{NAME}-incident@.service && systemctl daemon-reload", "incidents", ["not-found"]),
     "a command edited in the handbook": (
         f"cp -p {STATE}/production.md /root/kept && sed -i '/^## 6/,/^## 7/s/--port 30000/--port 30001/' {STATE}/production.md",
         f"cp -p /root/kept {STATE}/production.md", "handbook", ["edited"]),
+    "a number edited in the handbook": (
+        f"cp -p {STATE}/production.md /root/kept && sed -i '/^## 3/,/^## 4/s/759\\.3/1759.3/' {STATE}/production.md "
+        f"&& ! cmp -s /root/kept {STATE}/production.md",
+        f"cp -p /root/kept {STATE}/production.md", "handbook", ["it was edited"]),
     "a stale handbook": (
         f"cp -p {STATE}/production.md /root/kept && sed -i 's/from the plan `[0-9a-f]*`/from the plan `0123456789ab`/' "
         f"{STATE}/production.md",

@@ -18,7 +18,11 @@ from ansible_collections.gpuserve.sglang.plugins.filter import handbook as handb
 from ansible_collections.gpuserve.sglang.plugins.module_utils import benchmark, documented, handbook, history, preflight
 from ansible_collections.gpuserve.sglang.plugins.module_utils.plan import launch_plan
 from ansible_collections.gpuserve.sglang.plugins.module_utils.record import Records
-from ansible_collections.gpuserve.sglang.plugins.module_utils.verify_host import HANDBOOK_PLAN, launch_words
+from ansible_collections.gpuserve.sglang.plugins.module_utils.verify_host import (
+    HANDBOOK_PLAN,
+    check_handbook,
+    launch_words,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "handbook_docs.py"
@@ -99,6 +103,17 @@ def test_the_launch_command_and_environment_are_the_plan_s(plan: dict[str, Any])
     assert dict(line.split("=", 1) for line in block.split("\n") if line) == plan["env"]
     match = HANDBOOK_PLAN.search(text)
     assert match and plan["hash"].startswith(match.group(1))
+
+
+@pytest.mark.parametrize("keep_trailing_newline", [True, False])
+def test_an_edit_of_any_part_shows(plan: dict[str, Any], keep_trailing_newline: bool) -> None:
+    text = rendered(plan, keep_trailing_newline, measured={**MEASURED, "plan_hash": plan["hash"]})
+    assert check_handbook("/h", text, plan).ok
+    name, value = next(iter(plan["env"].items()))
+    for old in (f"{name}={value}", "| measured ", f"{plan['unit']['restart_sec']} s", "\n\n## 1."):
+        assert old in text
+        found = check_handbook("/h", text.replace(old, old.replace(old[-1], "x"), 1), plan)
+        assert (found.failed, found.found) == (True, "it was edited")
 
 
 def test_a_heading_stands_alone_on_the_host_too(plan: dict[str, Any]) -> None:

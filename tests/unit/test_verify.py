@@ -11,6 +11,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from venv import EnvBuilder
 
 import pytest
 from ansible_collections.gpuserve.sglang.plugins.module_utils import verify_report, verify_serve, verify_unit
@@ -52,14 +53,26 @@ PLAN: dict[str, Any] = {
 PID = 4711
 
 
-HANDBOOK = f"""Rendered from the plan `{"d" * 12}`.
+def sealed(page: str) -> str:
+    """As the role runbook writes it."""
+    return f"{page}\n\n<!-- sha256 of the page above: {sha256(page.encode()).hexdigest()} -->\n"
+
+
+HANDBOOK = sealed(f"""Rendered from the plan `{"d" * 12}`.
 ## 6. Exact launch command
 
 ```
 {" ".join(COMMAND[:4])} \\
   {" ".join(COMMAND[4:])}
 ```
-"""
+| output tok/s | 775.0 |
+""")
+
+WATCHERS = {
+    "sglang-kimi-liveness.service": "[Service]\nType=oneshot\nExecStart=/usr/bin/python3 /x liveness\nTimeoutStartSec=90\n",
+    "sglang-kimi-liveness.timer": "[Timer]\nOnActiveSec=30\nOnUnitInactiveSec=30\n",
+    "sglang-kimi-incident@.service": "[Service]\nType=oneshot\nExecStart=/usr/bin/python3 /x incident --reason %i\n",
+}
 
 
 def shown_command(words: list[str]) -> str:
@@ -96,7 +109,11 @@ class Host:
         }  # fmt: skip
         self.timer = {"LoadState": "loaded", "ActiveState": "active", "UnitFileState": "enabled"}
         self.log: list[str] = ["The server is fired up and ready to roll!"]
+        #: What the kernel said since the start, and at the boot.
         self.kernel: list[str] = []
+        self.booted = ["Linux version 6.8.0"]
+        #: What a command answers in place of what it would.
+        self.said: dict[str, CommandResult] = {"dmesg": CommandResult(1, "", "dmesg: read kernel buffer failed")}
         self.answers = {
             "/health": answer(200),
             "/server_info": self.info(2.2, 1010),
@@ -139,6 +156,8 @@ class Host:
         self.write("etc/gpuserve-sglang/sglang-kimi.json", json.dumps(self.settings))
         self.write("etc/gpuserve-sglang/sglang-kimi.plan.json", json.dumps(PLAN))
         self.write("usr/local/lib/gpuserve-sglang/__main__.py", "program\n")
+        for name, text in WATCHERS.items():
+            self.write(f"etc/systemd/system/{name}", text)
         self.handbook = self.write("var/lib/sglang-kimi/production.md", HANDBOOK)
         self.write("etc/apt/preferences.d/00-gpuserve-cuda", "pins\n")
         self.write(
@@ -159,7 +178,8 @@ class Host:
             disk_paths=("/opt",),
             handbook="/var/lib/sglang-kimi/production.md",
             timer="sglang-kimi-liveness.timer",
-            collector="sglang-kimi-incident.service",
+            collector="sglang-kimi-incident@failed.service",
+            watchers=WATCHERS,
         )
 
     @staticmethod
@@ -173,10 +193,14 @@ class Host:
         file.write_text(text)
         return file
 
-    def process(self, command: list[str], environment: dict[str, str]) -> None:
+    def process(self, command: list[str], environment: dict[str, str], ticks: int = 100) -> None:
         self.write(f"proc/{PID}/cmdline", "\0".join(command) + "\0")
         self.write(f"proc/{PID}/environ", "\0".join(f"{k}={v}" for k, v in environment.items()) + "\0")
-        self.write(f"proc/{PID}/stat", f"{PID} (python) S " + " ".join(["0"] * 18 + ["100"]) + " 0\n")
+        self.write(f"proc/{PID}/stat", f"{PID} (python) S " + " ".join(["0"] * 18 + [str(ticks)]) + " 0\n")
+
+    def beside(self, unit: str, text: str) -> None:
+        """A drop-in of one of the units that watch over the service."""
+        self.write(f"etc/systemd/system/{unit}.d/50-hand.conf", text)
 
     def dropin(self, text: str, loaded: bool = True) -> str:
         path = f"{PATH}.d/50-hand.conf"
@@ -186,11 +210,14 @@ class Host:
         return path
 
     def run(self, argv: list[str], timeout: float) -> CommandResult:
+        if argv[0] in self.said:
+            return self.said[argv[0]]
         if argv[:2] == ["systemctl", "show"]:
             shown = {UNIT: self.shown, "sglang-kimi-liveness.timer": self.timer}.get(argv[-1], {"LoadState": "loaded"})
             return CommandResult(0, "".join(f"{name}={value}\n" for name, value in shown.items()))
         assert argv[0] == "journalctl"
-        return CommandResult(0, "\n".join(self.kernel if "-t" in argv else self.log))
+        lines = self.log if "-t" not in argv else [*self.booted, *self.kernel] if "-b" in argv else self.kernel
+        return CommandResult(0, "\n".join(lines))
 
     def verify(self, **changed: Any) -> dict[str, Any]:
         look = Look(
@@ -283,10 +310,19 @@ DRIFTS: dict[str, tuple[Callable[[Host], Any], str, list[str]]] = {
     "python is gone": (_unlink(PYTHON), "release", ["python"]),
     "another driver": (_other("driver", loaded="595.20", installed="595.20"), "driver", ["595.20", "590"]),
     "driver mismatch": (_other("driver", installed="590.55"), "driver", ["590.48.01", "590.55", "reboot"]),
+    "a driver that is not loaded": (
+        lambda h: (h.facts["driver"].update(loaded=None), h.facts["nvidia_smi"].update(error="couldn't communicate")),
+        "driver", ["no driver is loaded, 590.48.01 is installed (nvidia-smi: couldn't communicate)", "modprobe nvidia"]),
     "an edited unit": (
         lambda h: (h.write(PATH, TEXT.replace("RestartSec=30", "RestartSec=5")), h.shown.update(NeedDaemonReload="yes")),
         "unit_file", ["+RestartSec=5", "-RestartSec=30"]),
     "an edited unit that runs": (_follow_unit, "unit_file", ["--tp-size 2"]),
+    "a unit in place of ours": (
+        lambda h: h.shown.update(FragmentPath="/etc/systemd/system.control/sglang-kimi.service"), "unit_file",
+        ["it is not read: /etc/systemd/system.control/sglang-kimi.service is in its place"]),
+    "a drop-in in another encoding": (
+        lambda h: (h.root / h.dropin("").lstrip("/")).write_bytes(b"[Service]\n# \xe9t\xe9\nMemoryMax=1G\n"),
+        "unit_properties", ["MemoryMax=1G"]),
     "no unit file": (_unlink(PATH), "unit_file", ["no file"]),
     "a flag in a drop-in": (
         lambda h: h.dropin("[Service]\nExecStart=\nExecStart=/x --api-key hunter2 --tp-size 2\n"),
@@ -382,9 +418,44 @@ DRIFTS: dict[str, tuple[Callable[[Host], Any], str, list[str]]] = {
     "a record for all": (
         lambda h: (h.root / "var/lib/sglang-kimi/deployments").chmod(0o777), "deployed", ["has mode 0777"]),
     "a stopped timer": (lambda h: h.timer.update(ActiveState="inactive"), "liveness", ["inactive", "enable --now"]),
-    "a stale handbook": (lambda h: h.handbook.write_text(f"plan `{'e' * 12}`"), "handbook", ["eeee", "dddd"]),
-    "an edited handbook": (
-        lambda h: h.handbook.write_text(HANDBOOK.replace("30000", "30001")), "handbook", ["launch command was edited"]),
+    "a liveness probe that does nothing": (
+        lambda h: h.write(
+            "etc/systemd/system/sglang-kimi-liveness.service",
+            WATCHERS["sglang-kimi-liveness.service"].replace("/usr/bin/python3 /x liveness", "/bin/true")),
+        "liveness", ["/etc/systemd/system/sglang-kimi-liveness.service was edited", "+ExecStart=/bin/true", "Run site.yml"]),
+    "a drop-in of the liveness probe": (
+        lambda h: h.beside("sglang-kimi-liveness.service", "[Service]\nExecStart=\nExecStart=/bin/true\n"),
+        "liveness", ["sglang-kimi-liveness.service.d/50-hand.conf sets ExecStart=/bin/true"]),
+    "a liveness timer that is slower": (
+        lambda h: h.beside("sglang-kimi-liveness.timer", "[Timer]\nOnUnitInactiveSec=\nOnUnitInactiveSec=1d\n"),
+        "liveness", ["sglang-kimi-liveness.timer.d/50-hand.conf sets OnUnitInactiveSec=1d"]),
+    "a liveness timer that was not read again": (
+        lambda h: h.timer.update(NeedDaemonReload="yes"), "liveness", ["daemon-reload"]),
+    "a timer in place of ours": (
+        lambda h: h.timer.update(FragmentPath="/run/systemd/transient/sglang-kimi-liveness.timer"), "liveness",
+        ["/run/systemd/transient/sglang-kimi-liveness.timer is in its place"]),
+    "a lost probe": (_unlink("etc/systemd/system/sglang-kimi-liveness.service"), "liveness", ["liveness.service is gone"]),
+    "an edited collector": (
+        lambda h: h.write("etc/systemd/system/sglang-kimi-incident@.service", "[Service]\nExecStart=/bin/true\n"), "incidents",
+        ["/etc/systemd/system/sglang-kimi-incident@.service was edited", "+ExecStart=/bin/true"]),
+    "a drop-in of the collector": (
+        lambda h: h.beside("sglang-kimi-incident@.service", "[Service]\nExecStart=\nExecStart=/bin/true\n"), "incidents",
+        ["incident@.service.d/50-hand.conf sets ExecStart=/bin/true"]),
+    "a drop-in of the collector's instance": (
+        lambda h: h.beside("sglang-kimi-incident@failed.service", "[Service]\nTimeoutStartSec=1\n"), "incidents",
+        ["incident@failed.service.d/50-hand.conf sets TimeoutStartSec=1"]),
+    "a stale handbook": (lambda h: h.handbook.write_text(sealed(f"plan `{'e' * 12}`")), "handbook", ["eeee", "dddd"]),
+    "an edited command in the handbook": (
+        lambda h: h.handbook.write_text(HANDBOOK.replace("30000", "30001")), "handbook", ["it was edited"]),
+    "an edited number in the handbook": (
+        lambda h: h.handbook.write_text(HANDBOOK.replace("775.0", "1775.0")), "handbook", ["it was edited"]),
+    "a line after the handbook": (
+        lambda h: h.handbook.write_text(HANDBOOK + "mine\n"), "handbook", ["its last line is no checksum"]),
+    "other ends of lines in the handbook": (
+        lambda h: h.handbook.write_bytes(HANDBOOK.replace("\n", "\r\n", 3).encode()), "handbook", ["it was edited"]),
+    "a handbook of another command": (
+        lambda h: h.handbook.write_text(sealed(HANDBOOK.replace("30000", "30001").partition("\n\n<!--")[0])), "handbook",
+        ["launch command is another one"]),
     "no handbook": (lambda h: h.handbook.unlink(), "handbook", ["no file"]),
 }  # fmt: skip
 
@@ -489,6 +560,132 @@ def test_what_cannot_be_checked_is_said_and_not_passed(host: Host) -> None:
     assert not found["ok"]
     assert found["failures"] == []
     assert sorted(found["unknown"]) == ["accept_length", "kv_pool", "process_environment", "servers"]
+
+
+#: What cannot be read: what is done, the checks that must say so, words of what they say.
+BLIND: dict[str, tuple[Callable[[Host], Any], list[str], str]] = {
+    "the journal in time": (
+        lambda h: h.said.update(journalctl=CommandResult(124, err="journalctl: no answer within 60 s")),
+        ["log_engine", "log_nccl", "log_requests", "log_xid"], "journalctl ended with status 124: journalctl: no answer within 60 s"),
+    "a journal without this start": (
+        lambda h: h.log.clear(), ["log_engine", "log_nccl", "log_requests"], "the journal holds no line of this start"),
+    "the kernel's log": (
+        lambda h: h.booted.clear(), ["log_xid"],
+        "the journal holds no line of the kernel since the boot, and dmesg ended with status 1: dmesg: read kernel buffer failed"),
+    "the start of the process": (
+        _unlink(f"proc/{PID}/stat"), ["log_xid", "process_release"], "the start of the process cannot be read"),
+    "the listeners": (lambda h: h.facts.update(ports=[], notes=["ports: /proc/net/tcp cannot be read"]), ["port"], "/proc/net/tcp"),
+    "the processes": (lambda h: h.facts.update(servers=[], notes=["servers: OSError: x"]), ["servers"], "servers: OSError: x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BLIND)
+def test_what_cannot_be_read_is_not_well(host: Host, what: str) -> None:
+    change, ids, words = BLIND[what]
+    change(host)
+    found = host.verify()
+    assert not found["ok"]
+    assert found["failures"] == []
+    assert sorted(found["unknown"]) == ids
+    for id_ in ids:
+        assert words in text_of(found, id_)
+
+
+def test_a_systemd_that_does_not_answer(host: Host) -> None:
+    host.said["systemctl"] = CommandResult(1, "", "Failed to connect to bus: No such file")
+    found = host.verify()
+    assert found["failures"] == []
+    assert sorted(found["unknown"]) == ["incidents", "liveness", "process", "unit_command", "unit_enabled", "unit_environment",
+                                        "unit_loaded", "unit_properties"]  # fmt: skip
+    assert "systemctl show ended with status 1: Failed to connect to bus" in text_of(found, "unit_enabled")
+    # What the files say is known all the same.
+    host.dropin("[Service]\nMemoryMax=1G\n", loaded=False)
+    assert named(host.verify()) == ["unit_properties"]
+
+
+def test_a_container_that_does_not_see_the_kernel(host: Host) -> None:
+    host.facts["container"] = "podman"
+    host.said["journalctl"] = CommandResult(124, err="journalctl: no answer within 60 s")
+    assert "log_xid" in host.verify()["unknown"]
+    del host.said["journalctl"]
+    host.booted.clear()
+    found = host.verify()
+    assert found["ok"]
+    assert "not visible in this container (the journal holds no line of the kernel" in text_of(found, "log_xid")
+    host.kernel.append("NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.")
+    assert named(host.verify()) == ["log_xid"]
+
+
+def test_the_kernel_itself_is_asked_where_the_journal_has_nothing(host: Host) -> None:
+    """The process was started a second after the boot; what the kernel said before is no finding."""
+    host.booted.clear()
+    host.process(COMMAND, {**PLAN["env"], "GPUSERVE_PLAN": "p1"}, ticks=100_000)
+    hertz = os.sysconf("SC_CLK_TCK")
+    before = f"[{100_000 / hertz - 50:.6f}] NVRM: Xid (PCI:0000:41:00): 31, pid=1"
+    host.said["dmesg"] = CommandResult(0, f"[    0.000000] Linux version 6.8.0\n{before}\n")
+    found = host.verify()
+    assert found["ok"]
+    assert text_of(found, "log_xid").startswith("none since this start")
+    after = f"[{100_000 / hertz + 50:.6f}] NVRM: Xid (PCI:0000:41:00): 79, pid=1"
+    host.said["dmesg"] = CommandResult(0, f"{before}\n{after}\n")
+    found = host.verify()
+    assert named(found) == ["log_xid"]
+    assert "Xid 79" in text_of(found, "log_xid") and "Xid 31" not in text_of(found, "log_xid")
+
+
+def test_the_units_beside_an_undeployed_inventory(host: Host) -> None:
+    """Their texts are not judged then, by-hand drop-ins are; those that are known of never."""
+    other = {**PLAN, "hash": "e" * 64}
+    longer = {name: text.replace("30", "60") for name, text in WATCHERS.items()}
+    assert named(host.verify(watchers=longer)) == ["liveness"]
+    assert named(host.verify(plan=other, watchers=longer)) == ["deployed"]
+    host.beside("sglang-kimi-liveness.timer", "[Timer]\nOnUnitInactiveSec=1d\n")
+    assert named(host.verify(plan=other, watchers=longer)) == ["deployed", "liveness"]
+    assert named(host.verify(dropins=("/etc/systemd/system/sglang-kimi-liveness.timer.d/50-hand.conf",))) == []
+
+
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("venv")
+    EnvBuilder(symlinks=True).create(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", []),
+        ("os.environ.setdefault('NCCL_ALGO', 'Tree')", []),
+        ("os.environ['MINE'] = '1'", []),
+        ("os.environ['NCCL_P2P_DISABLE'] = 'hunter2'", ["NCCL_P2P_DISABLE=*** is set, which nobody asked for"]),
+        ("os.environ['SGLANG_ENABLE_SPEC_V2'] = 'False'", ["SGLANG_ENABLE_SPEC_V2=*** is set, which nobody asked for"]),
+        ("os.environ['NCCL_ALGO'] = 'Tree'", ["NCCL_ALGO=Tree is set, the plan says Ring"]),
+        ("os.environ['A'] = 'mine'", ["A=mine is set, the plan says 50% of it"]),
+        ("os.environ.pop('NCCL_ALGO', None)", ["NCCL_ALGO is taken away, which the plan has"]),
+        ("os.environ['NCCL_PROTO'] = 'Simple'", ["NCCL_PROTO is 'Simple', expected 'LL'"]),
+    ],
+)
+def test_what_the_start_of_the_interpreter_sets(
+    host: Host, venv: Path, line: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The module's own interpreter may import the same file.
+    monkeypatch.setenv("SGLANG_ENABLE_SPEC_V2", "False")
+    (site,) = venv.glob("lib/python3*/site-packages")
+    (site / "sitecustomize.py").write_text(f"import os\n{line}\nos.environ.setdefault('NCCL_PROTO', 'LL')\n")
+    found = host.verify(variables={"NCCL_PROTO": "LL"}, interpreter=str(venv / "bin" / "python"))
+    assert found["unknown"] == []
+    assert found["failures"] == (["sitecustomize"] if words else [])
+    for word in words:
+        assert text_of(found, "sitecustomize").startswith(f"{word} (imports {site}/sitecustomize.py)")
+    assert "hunter2" not in json.dumps(found)
+
+
+def test_of_an_interpreter_that_is_no_release_nothing_is_claimed(host: Host) -> None:
+    plan = {**PLAN, "command": ["/usr/bin/python3", *COMMAND[1:]]}
+    host.write(f"var/lib/sglang-kimi/deployments/{'p' * 12}/plan.json", json.dumps(plan))
+    found = host.verify(plan=plan)
+    skipped = {check["id"] for check in found["checks"] if check["severity"] == "skipped"}
+    assert {"release", "packages", "files", "patches", "process_release"} <= skipped
 
 
 def test_warnings_do_not_fail(host: Host) -> None:

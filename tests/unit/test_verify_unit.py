@@ -76,6 +76,7 @@ def _quoted(word: str) -> str:
 
 #: What `systemctl show` of systemd 255 prints for this unit; systemd adds what the plan does not hold.
 SHOWN = {
+    "FragmentPath": PATH,
     "DropInPaths": "",
     "NeedDaemonReload": "no",
     "UnitFileState": "enabled",
