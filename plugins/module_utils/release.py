@@ -21,6 +21,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -623,7 +624,29 @@ class ReleaseBuilder:
         found = drift(manifest.get("packages", {}), installed_packages(self.venv))
         other = {entry["package"] for entry in found}
         files = changed_files(self.venv, manifest.get("files", {}), self._guard)
-        return [*found, *(entry for entry in files if entry["package"] not in other)]
+        return [*self._closed(), *found, *(entry for entry in files if entry["package"] not in other)]
+
+    def _closed(self) -> list[dict[str, str | None]]:
+        """Folders that the service's user cannot enter: a release that was built under a strict umask."""
+        found: list[dict[str, str | None]] = []
+        for folder in (self.releases, self.path, self.venv, self.python.parent):
+            with contextlib.suppress(FileNotFoundError):
+                mode = stat.S_IMODE(folder.stat().st_mode)
+                if ~mode & 0o005:
+                    found.append(
+                        {"package": str(folder), "found": f"mode {mode:04o}", "expected": f"mode {mode | 0o055:04o}"}
+                    )
+        return found
+
+    def _open(self) -> None:
+        """Let everybody read what is closed, as a build does."""
+        for folder in (self.root, self.releases):
+            folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o055)
+        for place, names, files in os.walk(self.path):
+            for path in (Path(place), *(Path(place, name) for name in (*names, *files))):
+                if not path.is_symlink():
+                    mode = stat.S_IMODE(path.stat().st_mode)
+                    path.chmod(mode | (0o055 if mode & stat.S_IXUSR else 0o044))
 
     # -- building --------------------------------------------------------------------------------------------------
 
@@ -649,12 +672,16 @@ class ReleaseBuilder:
     def ensure(self) -> dict[str, Any]:
         """Build or repair the release and return its manifest. An interrupted or failed build leaves no manifest."""
         self._check_sources()
+        # The service's user reads what root builds here, whatever root's own umask is.
+        umask = os.umask(0o022)
         try:
             with self.lock():
                 return self._ensure()
         except OSError as error:
             cause = "space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
             raise self._failure(f"could not write release {self.id}: {error}", cause) from error
+        finally:
+            os.umask(umask)
 
     def _ensure(self) -> dict[str, Any]:
         state, found = self.state()
@@ -676,6 +703,8 @@ class ReleaseBuilder:
     def _build(self, found: Sequence[Mapping[str, str | None]]) -> dict[str, Any]:
         if not self.python.exists():
             self._make_venv()
+        if self._closed():
+            self._open()
         changed = {str(entry["package"]) for entry in found}
         if "pip" in changed:
             self._restore_pip()
@@ -738,6 +767,23 @@ class ReleaseBuilder:
             raise ReleaseError(
                 f"git was not found, expected it in PATH for {', '.join(needs)}. Install the package git "
                 "(sglang_system_packages)."
+            )
+        if self._torch_cuda:
+            self._check_compiler()
+
+    def _check_compiler(self) -> None:
+        """Triton compiles its launcher with the first kernel, after the load: without these the engine dies then."""
+        ask = "import os, sysconfig; print(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))"
+        header = Path(self._run([self.canonical["python"], "-I", "-c", ask], "find the headers of Python", {}).strip())
+        compilers = [os.environ.get("CC") or "gcc", "gcc", "clang"]
+        missing = [
+            *([] if header.is_file() else [f"{header} (the package {Path(self.canonical['python']).name}-dev)"]),
+            *([] if any(map(shutil.which, compilers)) else ["C compiler in PATH (the package build-essential)"]),
+        ]
+        if missing:
+            raise ReleaseError(
+                f"found no {' and no '.join(missing)}, expected a C compiler and the headers of Python: the engine compiles "
+                "kernels when it starts. Nothing was built. Install what is missing (sglang_system_packages)."
             )
 
     def _make_venv(self) -> None:
@@ -1057,7 +1103,7 @@ class ReleaseBuilder:
             listed = "; ".join(f"{name}: {error}" for name, error in broken.items())
             raise ReleaseError(
                 f"{len(broken)} of {len(imports)} modules do not import in {self.path}: {listed}. "
-                "Expected all to import. Look at the pins in sglang_steps, their order and their indexes."
+                f"Expected all to import. {_import_advice(listed)}"
             )
         if self._torch_cuda is not None and (found["torch_cuda"] or "") != self._torch_cuda:
             raise ReleaseError(
@@ -1115,6 +1161,17 @@ class ReleaseBuilder:
             what = f"could not {purpose} of release {self.id} (status {done.returncode})"
             raise self._failure(f"{what}\n{output}", cause)
         return done.stdout
+
+
+def _import_advice(errors: str) -> str:
+    libraries = re.findall(r"\b(lib[\w.+-]+): cannot open shared object file", errors)
+    # Those of CUDA come with torch, as packages of the environment.
+    foreign = sorted(
+        {name for name in libraries if not name.startswith(("libcu", "libnv", "libnccl", "libtorch", "libc10"))}
+    )
+    if foreign:
+        return f"{', '.join(foreign)} comes from the distribution: add its package to sglang_system_packages."
+    return "Look at the pins in sglang_steps, their order and their indexes."
 
 
 def _scrub(text: str) -> str:

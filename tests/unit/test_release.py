@@ -27,6 +27,7 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.release import (
     ReleaseError,
     canonical_spec,
     drift,
+    explain_drift,
     installed_packages,
     read_manifest,
     release_id,
@@ -321,6 +322,15 @@ def offline(folder: Path, *requirements: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True, scope="module")
+def compiler() -> Iterator[Callable[[ReleaseBuilder], None]]:
+    """The machine that runs the tests needs none; the real check."""
+    real = ReleaseBuilder._check_compiler
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReleaseBuilder, "_check_compiler", lambda self: None)
+        yield real
+
+
+@pytest.fixture(autouse=True, scope="module")
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Settings of whoever runs the play, which must not decide what is in a release."""
     folder = tmp_path_factory.mktemp("surroundings")
@@ -513,6 +523,79 @@ def test_a_check_that_says_nothing(release: ReleaseBuilder) -> None:
     (site / "leaves.py").write_text("import os\nos._exit(0)\n")
     with pytest.raises(ReleaseError, match="printed no result"):
         ReleaseBuilder(release.releases.parent, release.spec, imports=["leaves"]).check()
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_services_user_can_read_what_root_builds_under_a_strict_umask(wheels: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    before = os.umask(0o077)
+    try:
+        builder = ReleaseBuilder(root, offline(wheels), imports=["tiny"])
+        builder.ensure()
+        assert os.umask(0o077) == 0o077, "the umask of whoever builds is put back"
+    finally:
+        os.umask(before)
+    (module,) = builder.venv.glob("lib/python3*/site-packages/tiny.py")
+    for path in (root, builder.releases, builder.path, builder.venv, builder.python.parent, *module.parents[:3]):
+        assert path.stat().st_mode & 0o055 == 0o055, path
+    assert module.stat().st_mode & 0o044 == 0o044
+
+
+def test_a_release_that_only_root_can_enter_is_opened(release: ReleaseBuilder) -> None:
+    (module,) = release.venv.glob("lib/python3*/site-packages/tiny.py")
+    for path, mode in ((release.venv, 0o700), (module.parent, 0o750), (module, 0o600)):
+        path.chmod(mode)
+    state, found = release.state()
+    assert state == "drifted"
+    assert found == [{"package": str(release.venv), "found": "mode 0700", "expected": "mode 0755"}]
+    assert explain_drift(found) == f"{release.venv}: mode 0700, expected mode 0755"
+    release.ensure()
+    assert release.state() == ("present", [])
+    assert (release.venv.stat().st_mode & 0o777, module.stat().st_mode & 0o777) == (0o755, 0o644)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_library_of_the_distribution_is_named_as_one(wheels: Path, tmp_path: Path) -> None:
+    make_wheel(
+        tmp_path, "linked", "1.0",
+        files={"linked.py": "raise ImportError('libnuma.so.1: cannot open shared object file: No such file or directory')\n"},
+    )  # fmt: skip
+    wanted = {**offline(wheels, "linked==1.0"), "find_links": [str(wheels), str(tmp_path)]}
+    with pytest.raises(
+        ReleaseError, match=r"libnuma\.so\.1 comes from the distribution: add its package to sglang_system"
+    ):
+        ReleaseBuilder(tmp_path / "root", wanted, imports=["linked"]).ensure()
+
+
+def test_a_cuda_engine_needs_a_compiler_and_the_headers_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Callable[[ReleaseBuilder], None]
+) -> None:
+    include, commands = tmp_path / "include", tmp_path / "bin"
+    include.mkdir()
+    commands.mkdir()
+    monkeypatch.setattr(ReleaseBuilder, "_check_compiler", compiler)
+    monkeypatch.setattr(ReleaseBuilder, "_run", lambda *_args: f"{include / 'Python.h'}\n")
+    monkeypatch.setenv("PATH", str(commands))
+    monkeypatch.delenv("CC", raising=False)
+    wanted = {"python": sys.executable, "steps": [{"name": "engine", "requirements": ["tiny==1.0"]}], "offline": True}
+    builder = ReleaseBuilder(tmp_path / "root", {**wanted, "find_links": [str(tmp_path)]}, torch_cuda="13.0")
+    for made, words in (
+        (None, ("Python.h (the package python", "-dev)", "no C compiler in PATH (the package build-essential)")),
+        (include / "Python.h", ("found no C compiler",)),
+    ):
+        if made:
+            made.write_text("")
+        with pytest.raises(ReleaseError) as caught:
+            builder.ensure()
+        for word in words:
+            assert word in str(caught.value), caught.value
+        assert not builder.releases.exists()
+    (commands / "gcc").write_text("#!/bin/sh\n")
+    (commands / "gcc").chmod(0o755)
+    builder._check_sources()
+    # Nothing is compiled with Triton on a CPU.
+    (commands / "gcc").unlink()
+    ReleaseBuilder(tmp_path / "root", {**wanted, "find_links": [str(tmp_path)]}, torch_cuda="")._check_sources()
 
 
 # -- refused before anything is changed --------------------------------------------------------------------------------

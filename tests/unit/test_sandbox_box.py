@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -153,3 +157,32 @@ def test_two_at_once_wait_for_each_other_and_a_killed_one_is_not_waited_for(tmp_
     first.send_signal(signal.SIGKILL)
     assert second.communicate(timeout=60)[0] == "in\nout\n"
     first.communicate()
+
+
+def test_a_box_has_what_the_role_installs_and_nothing_else_that_the_engine_needs() -> None:
+    """A box has no network: what only its image brings along would be missing on a real host."""
+    defaults = yaml.safe_load((ROOT / "roles" / "sglang" / "defaults" / "main.yml").read_text())
+    text = defaults["sglang_system_packages"].strip()
+    variables = {"sglang_base_python": defaults["sglang_base_python"]}
+    role = Templar(DataLoader(), variables=variables).template(trust_as_template(text))
+    assert {"build-essential", "python3-dev", "python3-venv", "libnuma1", "git"} == set(role)
+    image = (ROOT / "sandbox" / "image" / "Containerfile").read_text()
+    install = re.search(r"apt-get install.*?\n(.*?) && rm", image, re.DOTALL)
+    assert install
+    packages = set(install[1].replace("\\", " ").split())
+    of_the_box = {
+        "systemd", "systemd-sysv", "dbus", "python3", "python3-apt", "ca-certificates", "curl", "sudo", "psmisc", "procps",
+        "iproute2", "kmod", "less",
+    }  # fmt: skip
+    assert packages - of_the_box == set(role)
+
+
+@pytest.mark.parametrize(
+    ("python", "named"),
+    [("/usr/bin/python3.11", {"python3.11-venv", "python3.11-dev"}), ("/opt/python/bin/python3", set())],
+)
+def test_the_packages_of_python_are_those_of_the_interpreter(python: str, named: set[str]) -> None:
+    defaults = yaml.safe_load((ROOT / "roles" / "sglang" / "defaults" / "main.yml").read_text())
+    text = defaults["sglang_system_packages"].strip()
+    found = Templar(DataLoader(), variables={"sglang_base_python": python}).template(trust_as_template(text))
+    assert set(found) - {"git", "build-essential", "libnuma1"} == named
