@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.gpuserve.sglang.plugins.module_utils.file_access import Access, Refusal, reader
+
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 #: One of these holds the vocabulary; a tuple is a set of files that belong together.
@@ -36,6 +38,10 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_JSON_BYTES = 512 * 1024 * 1024
 SHARD_OF_MANY = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 KINDS = ("target", "draft")
+#: What the engine may read beside the files that are checked by name: processors, further templates, code.
+READ_BY_ENGINE = (".json", ".jinja", ".py", ".model", ".tiktoken", ".txt")
+#: Problems that say nothing about what the files hold.
+ACCESS_PROBLEMS = ("folder_no_access", "file_no_access")
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,8 @@ class _Scan:
     kind: str
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
+    #: Names of the files that the model needs, wherever they are below the root.
+    checked: set[str] = field(default_factory=set)
 
     def add(self, id_: str, file: str, found: str, expected: str, todo: str) -> None:
         self.problems.append(Problem(id_, file, found, expected, todo))
@@ -160,6 +168,7 @@ def _check_file(scan: _Scan, name: str, what: str) -> int | None:
     Not there at all is the caller's business only when it asks beforehand; here it is a problem.
     """
     path = scan.root / name
+    scan.checked.add(name)
     fetch = f"Download {name} again into {scan.root}."
     try:
         info = path.stat()
@@ -485,10 +494,13 @@ def _fingerprint(config: bytes, index: bytes, shards: list[Shard]) -> str:
     return digest.hexdigest()
 
 
-def inspect_model(path: str, kind: str = "target", require_tokenizer: bool | None = None) -> dict[str, Any]:
+def inspect_model(
+    path: str, kind: str = "target", require_tokenizer: bool | None = None, user: str = "", group: str = ""
+) -> dict[str, Any]:
     """Everything a plan, a preflight and a verification need to know about the model directory `path`.
 
-    `require_tokenizer` defaults to true for a target; a draft uses the target's tokenizer. Never raises because of what
+    `require_tokenizer` defaults to true for a target; a draft uses the target's tokenizer. `user` and `group` are those
+    that the engine will run as; no user and root: who may read the files is not looked at. Never raises because of what
     the directory holds: `problems` says what is wrong. Raises ValueError for a relative path or an unknown kind.
     """
     error = path_error(path)
@@ -519,6 +531,9 @@ def inspect_model(path: str, kind: str = "target", require_tokenizer: bool | Non
     result["exists"] = os.path.lexists(path)
     if _check_directory(scan):
         _inspect(scan, required, result)
+        access = reader(user, group)
+        if access:
+            _check_access(scan, access)
     result["problems"] = [asdict(problem) for problem in scan.problems]
     result["warnings"] = [asdict(problem) for problem in scan.warnings]
     result["complete"] = not scan.problems
@@ -543,6 +558,41 @@ def _check_directory(scan: _Scan) -> bool:
             return True
         scan.add("directory_empty", where, "an empty directory", expected, todo)
     return False
+
+
+def _check_access(scan: _Scan, access: Access) -> None:
+    """What root can read and the engine's user cannot. One problem for each folder, since files come by the dozen."""
+    names = {name for name in os.listdir(scan.root) if name.endswith(READ_BY_ENGINE)} | scan.checked
+    blocked: dict[str, Refusal] = {}
+    files: dict[str, dict[str, Refusal]] = {}
+    for refusal in access.refusals(str(scan.root)):
+        blocked.setdefault(refusal.path, refusal)
+    for name in sorted(names):
+        for refusal in access.refusals(str(scan.root / name)):
+            if refusal.folder:
+                blocked.setdefault(refusal.path, refusal)
+            else:
+                files.setdefault(os.path.dirname(refusal.path), {}).setdefault(refusal.path, refusal)
+    who = f"the user {access.user}, as whom the engine runs (deployment_unit.user)"
+    for refusal in blocked.values():
+        verb = "readable and searchable" if "r" in refusal.wanted else "searchable"
+        scan.add(
+            "folder_no_access",
+            refusal.path,
+            refusal.found,
+            f"a folder that is {verb} for {who}",
+            access.advice(refusal, refusal.path, recursive=False),
+        )
+    for folder, refused in sorted(files.items()):
+        first = next(iter(refused.values()))
+        more = f" (and {len(refused) - 1} more file(s) in {folder})" if len(refused) > 1 else ""
+        scan.add(
+            "file_no_access",
+            first.path,
+            f"{first.found}{more}",
+            f"a file that is readable for {who}",
+            access.advice(first, folder if more else first.path, recursive=bool(more)),
+        )
 
 
 def _inspect(scan: _Scan, require_tokenizer: bool, result: dict[str, Any]) -> None:
@@ -589,6 +639,9 @@ def describe_problems(info: dict[str, Any], name: str = "model_path") -> str:
     problems = info.get("problems") or []
     if not problems:
         return ""
-    lines = [f"{name} is '{info['path']}', which is not a complete {info['kind']} model ({len(problems)} problem(s)):"]
+    what = f"is not a complete {info['kind']} model"
+    if all(problem["id"] in ACCESS_PROBLEMS for problem in problems):
+        what = f"is a complete {info['kind']} model that the engine may not read"
+    lines = [f"{name} is '{info['path']}', which {what} ({len(problems)} problem(s)):"]
     lines += [f"- {p['file']}: found {p['found']}; expected {p['expected']}. {p['todo']} [{p['id']}]" for p in problems]
     return "\n".join(lines)

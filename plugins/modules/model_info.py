@@ -17,6 +17,7 @@ description:
     themselves, so that 64 shards with 547 GB take about a second.
   - Finds missing, empty, truncated and oversized shards, shards of another revision than the index, dangling symbolic
     links (Hugging Face cache), Git LFS pointers in place of files, and downloads that are unfinished or still running.
+  - With O(user), finds what that user could not read, such as weights that root downloaded under a strict umask.
   - An incomplete or absent model is no failure of this module. It returns what it found; the play decides.
 options:
   path:
@@ -35,6 +36,19 @@ options:
       - Whether a missing tokenizer is a problem.
       - By default it is for O(kind=target) and is not for O(kind=draft).
     type: bool
+  user:
+    description:
+      - Name of the user that the engine will run as. It need not exist yet; then only what everybody may do counts.
+      - Files that this user could not read, and folders up to C(/) that it could not search, are problems. A POSIX ACL that
+        could let it in is believed.
+      - When not given, and for C(root), nobody's rights are looked at.
+    type: str
+    default: ""
+  group:
+    description:
+      - Name of the group that the engine will run as; by default the one that O(user) has.
+    type: str
+    default: ""
 attributes:
   check_mode:
     description: Can run in check mode and return what it would have returned.
@@ -60,6 +74,8 @@ EXAMPLES = r"""
 - name: Look at the target model
   gpuserve.sglang.model_info:
     path: /data/kimi-k2.5
+    user: sglang
+    group: sglang
   register: target
 
 - name: Refuse an incomplete one
@@ -112,10 +128,10 @@ problems:
           C(file_empty), C(file_unreadable), C(file_not_regular), C(broken_link), C(lfs_pointer), C(json_invalid),
           C(config_no_architecture), C(tokenizer_missing), C(index_missing), C(index_invalid), C(weights_missing),
           C(shard_truncated), C(shard_oversized), C(shard_invalid), C(shard_tensors_missing), C(download_incomplete),
-          C(download_running).
+          C(download_running), C(folder_no_access), C(file_no_access).
       type: str
     file:
-      description: The file, relative to RV(path); for a problem of the directory its path.
+      description: The file, relative to RV(path); for a problem of a directory, or of who may read it, the whole path.
       type: str
     found:
       description: What is there.
@@ -243,6 +259,8 @@ def main() -> None:
             "path": {"type": "str", "required": True},
             "kind": {"type": "str", "choices": ["target", "draft"], "default": "target"},
             "require_tokenizer": {"type": "bool"},
+            "user": {"type": "str", "default": ""},
+            "group": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
@@ -251,7 +269,13 @@ def main() -> None:
     error = path_error(path, name)
     if error:
         module.fail_json(msg=error)
-    info = inspect_model(path, module.params["kind"], module.params["require_tokenizer"])
+    info = inspect_model(
+        path,
+        module.params["kind"],
+        module.params["require_tokenizer"],
+        user=module.params["user"],
+        group=module.params["group"],
+    )
     # Ansible shows a top-level key "warnings" to the user by itself and takes it out of the result.
     info["warnings_found"] = info.pop("warnings")
     for warning in info["warnings_found"]:

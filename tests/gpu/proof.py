@@ -29,6 +29,7 @@ import datetime
 import itertools
 import json
 import os
+import pwd
 import random
 import re
 import shutil
@@ -654,6 +655,8 @@ class Small:
         variables = {
             "sglang_torch_cuda": "13.0" if cuda else "none",
             "deployment_cache_dir": os.environ.get("GPUSERVE_PROOF_CACHE", str(self.work / "cache")),
+            # The engine is started from here, not by the unit, and the models lie in a folder of this user's own.
+            "deployment_unit": {"user": pwd.getpwuid(os.geteuid()).pw_name},
         }
         if toolkits := [entry["path"] for entry in self.info.get("toolkits") or [] if entry.get("nvcc")]:
             variables["deployment_cuda_home"] = toolkits[-1]

@@ -5,13 +5,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
 import time
 from pathlib import Path
 from typing import Any
 
+import plan_cases
 import pytest
-from ansible_collections.gpuserve.sglang.plugins.module_utils import model_files
+import yaml
+from ansible_collections.gpuserve.sglang.plugins.module_utils import file_access, model_files
+from ansible_collections.gpuserve.sglang.plugins.module_utils.plan import launch_plan
 
+ROOT = Path(__file__).resolve().parents[2]
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "I32": 4}
 
 
@@ -424,3 +429,180 @@ def test_only_headers_are_read(tmp_path: Path) -> None:
     assert info["complete"] is True
     assert info["bytes_by_dtype"] == {"BF16": 64 * 2**33}
     assert info["warnings"] == []
+
+
+# --- who may read it ------------------------------------------------------------------------------------------------------
+
+#: No machine has it, so only what everybody may do counts.
+NOBODY_YET = "gpuserve-none-yet"
+
+
+@pytest.fixture
+def open_model(model: Path) -> Path:
+    """The model in folders that everybody may search, whatever umask and pytest's own folder are like."""
+    for folder in (model, *model.parents[:-1]):
+        if folder.stat().st_uid == os.geteuid() and folder.is_relative_to(model.parents[2]):
+            folder.chmod(0o755)
+    for file in model.iterdir():
+        file.chmod(0o644)
+    return model
+
+
+def refused(root: Path, **options: Any) -> list[dict[str, Any]]:
+    """Problems of this model's own folders; that pytest's temporary folder is closed to others is no matter here."""
+    info = look(root, **{"user": NOBODY_YET, **options})
+    inside = str(root.parent)
+    return [problem for problem in info["problems"] if problem["file"].startswith(inside)]
+
+
+def test_a_model_that_everybody_may_read(open_model: Path) -> None:
+    assert refused(open_model) == []
+
+
+def test_weights_of_a_strict_umask_are_refused(open_model: Path) -> None:
+    for file in open_model.iterdir():
+        file.chmod(0o600)
+    (problem,) = refused(open_model)
+    count = len(list(open_model.iterdir()))
+    assert problem["id"] == "file_no_access"
+    assert problem["file"] == str(open_model / "config.json")
+    assert problem["found"].startswith("mode 0600, owner ")
+    assert f"and {count - 1} more file(s)" in problem["found"]
+    assert f"readable for the user {NOBODY_YET}" in problem["expected"]
+    assert f"`chmod -R o+rX {open_model}`" in problem["todo"]
+    assert "deployment_unit" in problem["todo"]
+    # A list cannot name a user that is not there yet.
+    assert "setfacl" not in problem["todo"]
+
+
+def test_without_a_user_and_for_root_nothing_is_asked(open_model: Path) -> None:
+    (open_model / LAST).chmod(0o600)
+    for user in ("", "root", "0"):
+        assert look(open_model, user=user)["complete"] is True
+    assert [problem["file"] for problem in refused(open_model)] == [str(open_model / LAST)]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750])
+def test_a_closed_folder_above_is_refused(open_model: Path, mode: int) -> None:
+    open_model.parent.chmod(mode)
+    (problem,) = refused(open_model)
+    assert (problem["id"], problem["file"]) == ("folder_no_access", str(open_model.parent))
+    assert problem["found"].startswith(f"mode {mode:04o}, owner ")
+    assert f"`chmod o+x {open_model.parent}`" in problem["todo"]
+
+
+def test_the_model_folder_itself_is_listed_as_well(open_model: Path) -> None:
+    open_model.chmod(0o711)
+    (problem,) = refused(open_model)
+    assert (problem["id"], problem["file"]) == ("folder_no_access", str(open_model))
+    assert "readable and searchable" in problem["expected"]
+
+
+def test_links_are_followed_into_their_folders(open_model: Path) -> None:
+    """A Hugging Face cache: the snapshot is open, the blobs that it points to are not."""
+    blobs = open_model.parent / "blobs"
+    blobs.mkdir(mode=0o700)
+    (open_model / LAST).rename(blobs / "abc")
+    (open_model / LAST).symlink_to("../blobs/abc")
+    (problem,) = refused(open_model)
+    assert (problem["id"], problem["file"]) == ("folder_no_access", str(blobs))
+    blobs.chmod(0o755)
+    (blobs / "abc").chmod(0o640)
+    (problem,) = refused(open_model)
+    assert (problem["id"], problem["file"]) == ("file_no_access", str(blobs / "abc"))
+    assert f"`chmod o+r {blobs / 'abc'}`" in problem["todo"]
+
+
+def test_a_link_to_the_model_itself(open_model: Path) -> None:
+    closed = open_model.parent / "closed"
+    closed.mkdir()
+    open_model.rename(closed / "model")
+    open_model.symlink_to(closed / "model")
+    closed.chmod(0o700)
+    assert [problem["file"] for problem in refused(open_model)] == [str(closed)]
+
+
+def test_files_that_the_engine_does_not_need_may_be_closed(open_model: Path) -> None:
+    for name in ("README.md", ".gitattributes"):
+        (open_model / name).touch(mode=0o600)
+    assert refused(open_model) == []
+    (open_model / "preprocessor_config.json").write_text("{}")
+    (open_model / "preprocessor_config.json").chmod(0o600)
+    assert [problem["id"] for problem in refused(open_model)] == ["file_no_access"]
+
+
+def test_an_acl_is_believed(open_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (open_model / LAST).chmod(0o600)
+    monkeypatch.setattr(os, "listxattr", lambda path: ["system.posix_acl_access"] if str(path).endswith(LAST) else [])
+    assert refused(open_model) == []
+
+
+def test_owner_group_and_supplementary_groups_count(open_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = (open_model / LAST).stat()
+    (open_model / LAST).chmod(0o640)
+
+    def engine(uid: int, gid: int, groups: list[int]) -> None:
+        entry = pwd.struct_passwd(("engine", "x", uid, gid, "", "/", "/bin/false"))
+        monkeypatch.setattr(pwd, "getpwnam", lambda name: entry)
+        monkeypatch.setattr(os, "getgrouplist", lambda name, main: [main, *groups])
+
+    other = info.st_gid + 4711
+    engine(info.st_uid + 4711, other, [])
+    (problem,) = refused(open_model, user="engine")
+    assert f"`setfacl -m u:engine:r {open_model / LAST}`" in problem["todo"]
+    engine(info.st_uid + 4711, other, [info.st_gid])
+    assert refused(open_model, user="engine") == []
+    # As in the kernel the first class that fits decides: the owner's bits, also where they allow less than the others'.
+    engine(info.st_uid or 4711, other, [])
+    if info.st_uid:
+        (open_model / LAST).chmod(0o044)
+        monkeypatch.setattr(model_files, "_head", lambda path, count=512: b"")
+        assert [p["todo"].startswith("Run `chmod u+r") for p in refused(open_model, user="engine")][-1:] == [True]
+
+
+def test_the_group_of_the_unit_counts_before_the_user_exists(open_model: Path) -> None:
+    (open_model / LAST).chmod(0o640)
+    group = str((open_model / LAST).stat().st_gid)
+    assert refused(open_model, group=group) == []
+    assert len(refused(open_model, group="gpuserve-no-group")) == 1
+
+
+def test_the_text_says_that_the_files_are_right(open_model: Path) -> None:
+    (open_model / LAST).chmod(0o600)
+    text = model_files.describe_problems(look(open_model, user=NOBODY_YET))
+    assert "which is a complete target model that the engine may not read" in text
+    assert text.count(LAST) == 2
+
+
+def test_each_folder_is_looked_at_once(open_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    real = os.lstat
+    access = file_access.reader(NOBODY_YET)
+    assert access is not None
+    monkeypatch.setattr(os, "lstat", lambda path: seen.append(str(path)) or real(path))
+    for file in open_model.iterdir():
+        list(access.refusals(str(file)))
+    assert len(seen) == len(set(seen))
+
+
+def test_a_loop_of_links_ends(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    access = file_access.reader(NOBODY_YET)
+    assert access is not None
+    assert list(access.refusals(str(tmp_path / "a"))) == []
+
+
+def test_the_roles_ask_for_the_user_of_the_plan() -> None:
+    """They read the model before there is a plan, so its defaults are written down once more."""
+    plan = launch_plan(plan_cases.wanted(), plan_cases.host(), plan_cases.models())
+    for file, prefix in (("deployment/vars", "__deployment"), ("model/defaults", "model")):
+        values = yaml.safe_load((ROOT / "roles" / file / "main.yml").read_text())
+        for key in ("user", "group"):
+            assert f"deployment_unit.{key} | default('{plan['unit'][key]}')" in values[f"{prefix}_{key}"]
+    for role, prefix in (("deployment/tasks/inspect.yml", "__deployment"), ("model/tasks/check.yml", "model")):
+        tasks = yaml.safe_load((ROOT / "roles" / role).read_text())
+        calls = [task["gpuserve.sglang.model_info"] for task in tasks if "gpuserve.sglang.model_info" in task]
+        assert len(calls) == 2
+        for call in calls:
+            assert (call["user"], call["group"]) == (f"{{{{ {prefix}_user }}}}", f"{{{{ {prefix}_group }}}}")
