@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from . import bytecode
 from .patch_series import PatchError, Series, Tree, load_series, sha256_of
+from .record import Records
 
 MANIFEST = "manifest.json"
 ID_LENGTH = 12
@@ -551,8 +552,8 @@ class ReleaseBuilder:
 
     ``guard`` names packages whose Python files are held against their RECORD, besides those that are patched or come from
     git; None every file of every package. ``keep`` is the number of releases that stay after a build (None = all); what runs, what a link or a unit below
-    ``units`` names, and this release stay in any case. ``caches`` are folders with one subfolder for each release, which
-    goes with it.
+    ``units`` names, what a deployment on record in ``state_dirs`` was started from, and this release stay in any case.
+    ``caches`` are folders with one subfolder for each release, which goes with it.
     """
 
     def __init__(
@@ -569,6 +570,7 @@ class ReleaseBuilder:
         guard: Sequence[str] | None = (),
         keep: int | None = None,
         caches: Sequence[Path] = (),
+        state_dirs: Sequence[Path] = (),
         units: Path = Path("/etc/systemd/system"),
         proc: Path = Path("/proc"),
     ) -> None:
@@ -600,6 +602,7 @@ class ReleaseBuilder:
             self._guard = sorted({_normal(name) for name in names})
         self._keep = keep
         self._caches = list(caches)
+        self._state_dirs = list(state_dirs)
         self._units = units
         self._proc = proc
         self._lock: int | None = None
@@ -1057,6 +1060,11 @@ class ReleaseBuilder:
                             for name in named.findall((process / part).read_bytes())
                         }
                     )
+        for state_dir in self._state_dirs:
+            # Whichever of them is put back is started from its own release, and nothing is built then.
+            for deployment, plan in Records(state_dir).plans().items():
+                names = named.findall(json.dumps(plan.get("command")).encode())
+                found.update({name.decode(): f"of deployment {deployment} on record in {state_dir}" for name in names})
         for link in LINKS:
             target = (self.root / link).resolve()
             if target.parent == self.releases.resolve():

@@ -18,8 +18,8 @@ description:
     that installs from git before it; the manifest keeps the checksums of the files that they touch.
   - A release that is complete costs one comparison of its packages and files with the manifest. What was changed by hand
     is named, with what was expected and found, and put back.
-  - After a build old releases are removed, never one that a process uses, that a unit names, or that C(current) or
-    C(last-good) beside C(releases/) points to.
+  - After a build old releases are removed, never one that a process uses, that a unit or a deployment on record names, or that
+    C(current) or C(last-good) beside C(releases/) points to.
 options:
   root:
     description: Absolute path below which C(releases/) lies.
@@ -145,6 +145,11 @@ options:
     type: int
   caches:
     description: Folders with one subfolder for each release, which is removed together with it.
+    type: list
+    elements: path
+    default: []
+  state_dirs:
+    description: State directories of services, whose deployments on record keep the releases that they are started from.
     type: list
     elements: path
     default: []
@@ -291,6 +296,7 @@ def main() -> None:
             "check_all_files": {"type": "bool", "default": False},
             "keep": {"type": "int"},
             "caches": {"type": "list", "elements": "path", "default": []},
+            "state_dirs": {"type": "list", "elements": "path", "default": []},
             "installer": {"type": "str", "choices": ["auto", "uv", "pip"], "default": "auto"},
             "uv_requirement": {"type": "str", "default": "uv"},
             "min_free_gb": {"type": "float", "default": 0},
@@ -319,6 +325,7 @@ def main() -> None:
             guard=None if options["check_all_files"] else options["guard"],
             keep=options["keep"],
             caches=[Path(folder) for folder in options["caches"]],
+            state_dirs=[Path(folder) for folder in options["state_dirs"]],
         )
         state, drifted = builder.state()
         result = {

@@ -17,6 +17,7 @@ import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.gpuserve.sglang.plugins.filter.release_patches import FilterModule
 from ansible_collections.gpuserve.sglang.plugins.module_utils import release as release_module
+from ansible_collections.gpuserve.sglang.plugins.module_utils.record import Records
 from ansible_collections.gpuserve.sglang.plugins.module_utils.release import (
     MANIFEST,
     ReleaseBuilder,
@@ -398,7 +399,13 @@ def machine(tmp_path: Path) -> ReleaseBuilder:
     (tmp_path / "root/releases" / ("a" * 12)).mkdir()
     (tmp_path / "root/releases/notes").mkdir()
     return ReleaseBuilder(
-        tmp_path / "root", spec(), keep=2, caches=[tmp_path / "cache"], units=tmp_path / "units", proc=tmp_path / "proc"
+        tmp_path / "root",
+        spec(),
+        keep=2,
+        caches=[tmp_path / "cache"],
+        state_dirs=[tmp_path / "state", tmp_path / "none"],
+        units=tmp_path / "units",
+        proc=tmp_path / "proc",
     )
 
 
@@ -431,6 +438,18 @@ def test_what_serves_is_never_pruned(machine: ReleaseBuilder, tmp_path: Path, ho
     assert old.name in machine.kept()
     machine._prune()
     assert left(machine) == "05n"
+
+
+def test_what_can_be_put_back_is_never_pruned(machine: ReleaseBuilder, tmp_path: Path) -> None:
+    """Of the deployments on record, as far as they can be trusted: nobody else decides what stays."""
+    records = Records(tmp_path / "state")
+    for number in (0, 1, 2):
+        python = machine.releases / (str(number) * 12) / "venv/bin/python"
+        records.keep("unit", {"hash": "", "process_hash": str(number) * 64, "command": [str(python), "-m", "sglang"]})
+    (records.root / ("1" * 12)).chmod(0o777)
+    assert machine.kept()["0" * 12] == f"of deployment {'0' * 12} on record in {tmp_path / 'state'}"
+    machine._prune()
+    assert left(machine) == "025n"
 
 
 def test_a_process_of_this_machine_keeps_its_release(machine: ReleaseBuilder) -> None:
