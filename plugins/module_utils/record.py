@@ -4,6 +4,9 @@
 ``previous-good`` beside them name the two last ones. The id is the start of the plan's process hash. Nothing is downloaded
 or built for a rollback: the release that the unit names stands beside the others.
 
+A unit may change while its process goes on, and then serves without having been started once. So the files that are in place are on
+record, and, only while they differ, those of the last start that passed beside them in ``proven``: these are what is put back.
+
 The state directory belongs to the service's user, who can put another ``deployments`` there. What is read here becomes a unit
 that systemd runs as root: so nothing is read from, or written to, what root (or whoever reads) does not own alone, and each
 folder is held open from the look at it on.
@@ -22,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 LAST, PREVIOUS = "last-good", "previous-good"
+#: Folder of an entry: the files of the last start that passed, while others are in place.
+PROVEN = "proven"
 KEPT = 5
 ID_LENGTH = 12
 
@@ -209,6 +214,22 @@ def settings_files(unit: str, folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{unit.removesuffix('.service')}.*json"))
 
 
+def _files(unit: str, plan: Mapping[str, Any], settings: Mapping[str, str] | None) -> dict[str, Any]:
+    return {"unit": unit, "plan": plan, "settings": dict(settings or {})}
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two deployments have the same files. A plan is known by its hash: modules give its numbers as text at times."""
+    plans = [entry["plan"].get("hash") for entry in (one, other)]
+    return plans[0] == plans[1] and all(one[key] == other[key] for key in ("unit", "settings"))
+
+
+def files_of(entry: Mapping[str, Any], unit_path: str, recorded: bool = False) -> dict[str, str]:
+    """Texts by path of a deployment on record: those of its last start that passed, or with ``recorded`` those that were in place."""
+    chosen = entry if recorded else entry.get("proven") or entry
+    return {unit_path: chosen["unit"], **chosen["settings"]}
+
+
 def _write(path: Path, text: str) -> None:
     """Whatever the umask is, nobody else can write to it: it would not be read again."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -231,9 +252,10 @@ class Records:
         return name if is_inside(name) else ""
 
     def read(self, link: str) -> dict[str, Any] | None:
-        """``{id, unit, plan, settings}`` of the deployment that a link names; None without one. Raises RecordError.
+        """``{id, unit, plan, settings, proven}`` of the deployment that a link names; None without one. Raises RecordError.
 
-        ``settings`` are the texts of the settings files by their path.
+        ``settings`` are the texts of the settings files by their path, ``proven`` is ``{unit, plan, settings}`` of the last start that
+        passed, None while these are the same.
         """
         try:
             with owned_folder(self.root) as root:
@@ -254,17 +276,28 @@ class Records:
         folder = self.root / name
         try:
             with owned_folder(folder, name, root) as at:
-                return {
-                    "id": name,
-                    "unit": _owned_text(folder, "unit", at),
-                    "plan": json.loads(_owned_text(folder, "plan.json", at)),
-                    "settings": self._settings(folder, at),
-                }
+                return {"id": name, **self._files(folder, at), "proven": self._proven(folder, at)}
         except (OSError, ValueError, AttributeError) as error:
             raise RecordError(
                 f"{self.root / link} names {name}, which cannot be read ({error}); expected a unit and a plan. "
                 "Remove the link, or deploy again to make a new record."
             ) from error
+
+    def _files(self, folder: Path, at: int) -> dict[str, Any]:
+        return {
+            "unit": _owned_text(folder, "unit", at),
+            "plan": json.loads(_owned_text(folder, "plan.json", at)),
+            "settings": self._settings(folder, at),
+        }
+
+    def _proven(self, folder: Path, at: int) -> dict[str, Any] | None:
+        try:
+            with owned_folder(folder / PROVEN, PROVEN, at) as inside:
+                return self._files(folder / PROVEN, inside)
+        except FileNotFoundError:
+            if PROVEN in os.listdir(at):
+                raise
+            return None
 
     @staticmethod
     def _settings(folder: Path, at: int) -> dict[str, str]:
@@ -286,51 +319,70 @@ class Records:
                     found[name] = json.loads(_owned_text(folder, "plan.json", at))
         return {name: plan for name, plan in found.items() if isinstance(plan, dict)}
 
-    def is_recorded(self, unit: str, plan: Mapping[str, Any], settings: Mapping[str, str] | None = None) -> bool:
-        """Whether exactly this deployment is the last good one."""
+    def is_recorded(
+        self, unit: str, plan: Mapping[str, Any], settings: Mapping[str, str] | None = None, proven: bool = True
+    ) -> bool:
+        """Whether exactly this deployment is the last good one, and nothing is to be told about its start."""
         try:
             found = self.read(LAST)
         except RecordError:
             return False
-        return (
-            found is not None
-            and found["unit"] == unit
-            and found["plan"].get("hash") == plan.get("hash")
-            and found["settings"] == (settings or {})
-        )
+        return found is not None and _same(found, _files(unit, plan, settings)) and not (proven and found["proven"])
 
-    def keep(self, unit: str, plan: Mapping[str, Any], settings: Mapping[str, str] | None = None) -> None:
-        """Record a deployment that serves, and make it the last good one."""
+    def keep(
+        self, unit: str, plan: Mapping[str, Any], settings: Mapping[str, str] | None = None, proven: bool = True
+    ) -> None:
+        """Record a deployment that serves, and make it the last good one.
+
+        :param proven: whether a start with these very files has passed. Without that those of the last one that did stay on record.
+        """
         with contextlib.suppress(FileExistsError):
             self.root.mkdir(mode=0o755, parents=True)
         with owned_folder(self.root) as at:
             # The very folder that was looked at, whatever its name leads to by now.
             held = Records(self.root.parent)
             held.root = Path(f"/proc/self/fd/{at}")
+            name, files = str(plan["process_hash"])[:ID_LENGTH], _files(unit, plan, settings)
             try:
-                held._keep(unit, plan, settings)
+                held._keep(name, files, None if proven else self._last_start(name, at))
             except OSError as error:
                 if error.filename is not None:
                     error.filename = str(error.filename).replace(str(held.root), str(self.root), 1)
                 raise
 
-    def _keep(self, unit: str, plan: Mapping[str, Any], settings: Mapping[str, str] | None) -> None:
-        name = str(plan["process_hash"])[:ID_LENGTH]
-        new = self.root / f".{name}.new"
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(mode=0o755)
-        _write(new / "unit", unit)
-        # In its own order, since units and handbooks are rendered from it again.
-        _write(new / "plan.json", json.dumps(plan, indent=1) + "\n")
-        _write(new / "settings.json", json.dumps(settings or {}, indent=1, sort_keys=True) + "\n")
-        shutil.rmtree(self.root / name, ignore_errors=True)
+    def _keep(self, name: str, files: Mapping[str, Any], proven: Mapping[str, Any] | None) -> None:
+        new, old = self.root / f".{name}.new", self.root / f".{name}.old"
+        for rest in (new, old):
+            shutil.rmtree(rest, ignore_errors=True)
+        self._write_files(new, files)
+        if proven is not None and not _same(proven, files):
+            self._write_files(new / PROVEN, proven)
+        with contextlib.suppress(FileNotFoundError):
+            (self.root / name).rename(old)
         new.rename(self.root / name)
+        shutil.rmtree(old, ignore_errors=True)
         last = self.linked(LAST)
         if last != name:
             if last:
                 self._link(PREVIOUS, last)
             self._link(LAST, name)
         self._prune()
+
+    def _last_start(self, name: str, root: int) -> dict[str, Any] | None:
+        """The files of the last start that passed, of an entry; None where there are none, or none that can be trusted."""
+        try:
+            found = self._entry(name, name, root)
+        except RecordError:
+            return None
+        return found["proven"] or _files(found["unit"], found["plan"], found["settings"])
+
+    @staticmethod
+    def _write_files(folder: Path, files: Mapping[str, Any]) -> None:
+        folder.mkdir(mode=0o755)
+        _write(folder / "unit", files["unit"])
+        # In its own order, since units and handbooks are rendered from it again.
+        _write(folder / "plan.json", json.dumps(files["plan"], indent=1) + "\n")
+        _write(folder / "settings.json", json.dumps(files["settings"], indent=1, sort_keys=True) + "\n")
 
     def _link(self, link: str, name: str) -> None:
         new = self.root / f".{link}.new"

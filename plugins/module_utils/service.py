@@ -7,6 +7,7 @@ plan it follows, whatever has happened to the files since: an interrupted play, 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,42 @@ def process_words(pid: int, file: str, proc: Path = Path("/proc")) -> list[str]:
         return []
     words = raw.rstrip(b"\0")
     return [word.decode("utf-8", "replace") for word in words.split(b"\0")] if words else []
+
+
+def started_after(pid: int, paths: Sequence[Path], proc: Path = Path("/proc")) -> bool:
+    """Whether a process was started when these files were in place already.
+
+    By a second at least: its start is known to a hundredth, that of the boot to a second.
+    """
+    began = process_started(pid, proc) if pid else None
+    try:
+        return began is not None and all(path.stat().st_mtime < began - 1 for path in paths)
+    except OSError:
+        return False
+
+
+def installed_plan(unit: str, unit_file: Path, settings_dir: Path) -> dict[str, Any] | None:
+    """The plan beside the settings of a unit, in short; None without one.
+
+    ``error`` says why it is not that of the unit: a play that was killed between the two has written only one of them.
+    """
+    path = settings_dir / f"{unit.removesuffix('.service')}.plan.json"
+    try:
+        plan, text = json.loads(path.read_text()), unit_file.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        plan, text, why = {}, "", f"{path} and {unit_file} cannot be read ({error})"
+    else:
+        why = "" if isinstance(plan, dict) else f"{path} holds {type(plan).__name__}"
+        plan = plan if isinstance(plan, dict) else {}
+    found = re.search(rf"^Environment={PLAN_VARIABLE}=(\w*)", text, re.MULTILINE)
+    carried = found[1] if found else ""
+    if not why and carried != plan.get("process_hash"):
+        why = (
+            f"{unit_file} follows the plan {carried[:12] or 'none'}, and {path} is {str(plan.get('process_hash'))[:12]}"
+        )
+    return {key: plan.get(key) for key in ("hash", "process_hash", "profile", "endpoint", "unit")} | {"error": why}
 
 
 def start_reasons(now: Mapping[str, Any], plan_hash: str, changes: Sequence[str] = ()) -> list[str]:

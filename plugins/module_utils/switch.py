@@ -36,7 +36,7 @@ from .health import (
 )
 from .incident import Store
 from .maintenance import short_name
-from .service import setting_changes, unit_changes
+from .service import PLAN_VARIABLE, process_words, setting_changes, unit_changes
 
 RUN_DIR = Path("/run/gpuserve-sglang")
 UNIT_DIR = Path("/etc/systemd/system")
@@ -80,6 +80,9 @@ def switch_plan(now: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, An
     action = "none" if not reasons else "restart" if running else "start"
     last_good, last_start = now.get("last_good") or {}, now.get("last_start") or {}
     proven = bool(last_good) and last_good.get("process_hash") == plan["process_hash"]
+    if last_good.get("unproven") and now["active_state"] != "active":
+        # It served with this unit, and has never been started by it.
+        proven = False
     known = last_start.get("seconds_to_ready")
     # JSON of older records holds numbers as text.
     away = float(known) if known not in (None, "") else None
@@ -134,8 +137,12 @@ def _text(unit: str, now: Mapping[str, Any], plan: Mapping[str, Any], what: Mapp
     lines.append(
         f"  failure  deployment {what['fallback']} is put back"
         if what["fallback"]
-        else "  failure  it is stopped; "
-        + ("this is the last good deployment" if what["proven"] else "no earlier deployment is on record")
+        else "  failure  "
+        + (
+            "this is the last good deployment: where its last start that passed had other files they are put back, else it is stopped"
+            if what["proven"]
+            else "it is stopped; no earlier deployment is on record"
+        )
     )
     return "\n".join(lines)
 
@@ -147,18 +154,70 @@ def write_file(path: Path, text: str, mode: int = 0o644) -> bool:
     """Write a file whole or not at all; whether that changed it."""
     if not differing({str(path): text}):
         return False
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new = _staged(path, text, mode)
     try:
-        with new.open("w") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        new.chmod(mode)
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
     return True
+
+
+def _staged(path: Path, text: str, mode: int = 0o644) -> Path:
+    """The text in a file beside the one that it will replace."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with new.open("w", errors="surrogateescape") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        new.chmod(mode)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    return new
+
+
+@contextlib.contextmanager
+def replaced(files: Mapping[str, str]) -> Iterator[list[str]]:
+    """Files with these texts, all of them or none; the paths that changed.
+
+    All are written beside their places first, which needs the space, and take them then. When one cannot, or when what is done inside
+    fails, those that were there before come back.
+    """
+    changed = differing(files)
+    before = {path: Path(path).read_text(errors="surrogateescape") if Path(path).exists() else None for path in changed}
+    staged: dict[str, Path] = {}
+    done: list[str] = []
+    try:
+        for path in changed:
+            staged[path] = _staged(Path(path), files[path])
+        for path, new in staged.items():
+            new.replace(path)
+            done.append(path)
+        yield changed
+    except (OSError, SwitchError) as error:
+        stay = _undo({path: before[path] for path in done})
+        if stay:
+            raise SwitchError(f"{error}. These files could not be put back as they were: {'; '.join(stay)}") from error
+        raise
+    finally:
+        for new in staged.values():
+            new.unlink(missing_ok=True)
+
+
+def _undo(before: Mapping[str, str | None]) -> list[str]:
+    """Put texts back, None for no file; what could not be."""
+    stay = []
+    for path, text in before.items():
+        try:
+            if text is None:
+                Path(path).unlink(missing_ok=True)
+            else:
+                write_file(Path(path), text)
+        except OSError as error:
+            stay.append(f"{path} ({error})")
+    return stay
 
 
 def differing(files: Mapping[str, str]) -> list[str]:
@@ -167,7 +226,7 @@ def differing(files: Mapping[str, str]) -> list[str]:
     for path, text in files.items():
         try:
             same = Path(path).read_text() == text
-        except FileNotFoundError:
+        except (OSError, UnicodeDecodeError):
             same = False
         if not same:
             found.append(path)
@@ -206,8 +265,9 @@ class Switch:
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
         run_dir: Path = RUN_DIR,
+        proc: Path = Path("/proc"),
     ) -> None:
-        self.unit, self.run, self.clock, self.sleep, self.run_dir = unit, run, clock, sleep, run_dir
+        self.unit, self.run, self.clock, self.sleep, self.run_dir, self.proc = unit, run, clock, sleep, run_dir, proc
         self.away = Away(unit, run_dir)
 
     @contextlib.contextmanager
@@ -237,6 +297,12 @@ class Switch:
                 f"systemd does not tell the state of {self.unit}: {scrub(found.error)}. Expected an answer. Do: systemctl status"
             )
         return found
+
+    def is_serving(self, process_hash: str) -> bool:
+        """Whether its start has passed with the plan of this process hash, and it still runs."""
+        status = self.status()
+        words = process_words(status.main_pid, "environ", self.proc) if status.main_pid else []
+        return status.active_state == "active" and f"{PLAN_VARIABLE}={process_hash}" in words
 
     def is_running(self) -> bool:
         """Whether there is something to stop."""
@@ -318,10 +384,15 @@ class Switch:
         self.systemctl("enable" if wanted else "disable", self.unit, missing_ok=not wanted)
 
     def restore(self, files: Mapping[str, str]) -> list[str]:
-        """Put files back as they are on record, and let systemd read them; paths that changed."""
-        changed = [path for path, text in files.items() if write_file(Path(path), text)]
-        # Also when none changed: whoever wrote them may have been killed before systemd read them.
-        self.systemctl("daemon-reload")
+        """Put files back as they are on record, and let systemd read them; paths that changed. All of that, or nothing."""
+        try:
+            with replaced(files) as changed:
+                # Also when none changed: whoever wrote them may have been killed before systemd read them.
+                self.systemctl("daemon-reload")
+        except SwitchError:
+            with contextlib.suppress(SwitchError):
+                self.systemctl("daemon-reload")
+            raise
         return changed
 
 

@@ -12,6 +12,9 @@ version_added: 0.1.0
 author: The gpuserve.sglang authors (@gpuserve)
 description:
   - Keeps unit file and plan of deployments that served, so that the last one can be put back without a download or a build.
+  - Files that were changed under a process that went on are recorded as what is in place, and those of the last start that passed
+    stay beside them. A start with the new files makes these the proven ones, be it O(start), or one that is seen by a process that
+    is younger than they are.
 options:
   state_dir:
     description: State directory of the service.
@@ -60,8 +63,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 last_good:
-  description: The last deployment that passed its gate, as C(id), C(unit) (text), C(plan) and C(settings) (texts by
-    path); null without one.
+  description: The last deployment that passed its gate, as C(id), C(unit) (text), C(plan), C(settings) (texts by
+    path) and C(proven) (C(unit), C(plan) and C(settings) of its last start that passed; null when they are the same); null without one.
   type: dict
   returned: always
 previous_good:
@@ -88,6 +91,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpuserve.sglang.plugins.module_utils.health import observe_unit
 from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
     LAST,
     PREVIOUS,
@@ -97,6 +101,7 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
     settings_files,
     write_document,
 )
+from ansible_collections.gpuserve.sglang.plugins.module_utils.service import started_after
 from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import Away, ready_times
 
 
@@ -117,6 +122,12 @@ def record_start(start: dict[str, Any], plan: dict[str, Any], unit: str, state_d
     write_document(state_dir / "last-start.json", json.dumps(record, indent=4, sort_keys=True) + "\n")
     away.end()
     return record
+
+
+def is_started_with(unit: str, files: list[Path]) -> bool:
+    """Whether the start of what serves has passed with these files."""
+    status = observe_unit(unit)
+    return status.active_state == "active" and started_after(status.main_pid, files)
 
 
 def main() -> None:
@@ -144,10 +155,13 @@ def main() -> None:
         if given["unit_file"]:
             unit_file = Path(given["unit_file"])
             unit = unit_file.read_text()
-            settings = {str(p): p.read_text() for p in settings_files(unit_file.name, Path(given["settings_dir"]))}
-            changed = not records.is_recorded(unit, given["plan"], settings)
+            paths = settings_files(unit_file.name, Path(given["settings_dir"]))
+            settings = {str(path): path.read_text() for path in paths}
+            proven = (given["start"] or {}).get("seconds_to_ready") is not None
+            proven = proven or is_started_with(unit_file.name, [unit_file, *paths])
+            changed = not records.is_recorded(unit, given["plan"], settings, proven)
             if changed and not module.check_mode:
-                records.keep(unit, given["plan"], settings)
+                records.keep(unit, given["plan"], settings, proven)
             changed = changed or bool(session)
             if given["start"] is not None and not module.check_mode:
                 start, changed = record_start(given["start"], given["plan"], unit_file.name, state_dir), True

@@ -28,6 +28,10 @@ options:
         RV(reasons) then says whether and why it must be started or restarted, and RV(difference) compares the running
         command line and environment with the planned ones.
     type: dict
+  settings_dir:
+    description: Folder of the settings of the unit, where the plan of RV(installed) lies.
+    type: path
+    default: /etc/gpuserve-sglang
   state_dir:
     description: State directory of the service, whose records RV(last_good), RV(last_start) and RV(benchmark) come from.
     type: path
@@ -109,8 +113,17 @@ drop_ins:
 last_good:
   description:
     - The last deployment that passed its gate, as C(id), C(process_hash), C(profile), C(endpoint), C(unit) (its settings, as in the
-      plan), C(error) (why it cannot be read) and C(untrusted) (it was not read, since others than root can change it).
+      plan), C(error) (why it cannot be read), C(untrusted) (it was not read, since others than root can change it),
+      C(differing) (paths of its files that are not in place as they were recorded) and C(unproven) (its last start that passed had
+      other files than those).
     - Null without O(state_dir) or without one.
+  type: dict
+  returned: always
+installed:
+  description:
+    - The plan that is in place with the unit, and need not have served, as C(hash), C(process_hash), C(profile), C(endpoint),
+      C(unit) (its settings) and C(error) (why it is not the plan of the unit).
+    - Null without one.
   type: dict
   returned: always
 last_start:
@@ -159,17 +172,20 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
     Records,
     UntrustedError,
     document,
+    files_of,
 )
 from ansible_collections.gpuserve.sglang.plugins.module_utils.service import (
     difference,
+    installed_plan,
     read_service,
     setting_changes,
     start_reasons,
 )
+from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import UNIT_DIR, differing
 
 
-def last_good(state_dir: Path) -> dict[str, Any] | None:
-    """The last good deployment in short."""
+def last_good(state_dir: Path, unit_file: Path) -> dict[str, Any] | None:
+    """The last good deployment in short, and which of its files are not in place."""
     try:
         found = Records(state_dir).read(LAST)
     except RecordError as error:
@@ -181,12 +197,21 @@ def last_good(state_dir: Path) -> dict[str, Any] | None:
             "unit": {},
             "error": str(error),
             "untrusted": isinstance(error, UntrustedError),
+            "differing": [],
+            "unproven": False,
         }
     if found is None:
         return None
     plan = found["plan"]
     shown = ("process_hash", "profile", "endpoint", "unit")
-    return {"id": found["id"], "error": "", "untrusted": False, **{key: plan.get(key) for key in shown}}
+    return {
+        "id": found["id"],
+        "error": "",
+        "untrusted": False,
+        "differing": differing(files_of(found, str(unit_file), recorded=True)),
+        "unproven": found["proven"] is not None,
+        **{key: plan.get(key) for key in shown},
+    }
 
 
 def main() -> None:
@@ -195,6 +220,7 @@ def main() -> None:
             "unit": {"type": "str", "default": "sglang-kimi.service"},
             "newer": {"type": "list", "elements": "path", "default": []},
             "plan": {"type": "dict"},
+            "settings_dir": {"type": "path", "default": "/etc/gpuserve-sglang"},
             "state_dir": {"type": "path"},
         },
         supports_check_mode=True,
@@ -204,9 +230,14 @@ def main() -> None:
     result = {"changed": False, **read_service(module.params["unit"], module.params["newer"], list(wanted))}
     result |= {"reasons": [], "difference": "", "changes": [], "last_good": None, "last_start": {}}
     result |= {"benchmark": {}, "served": False}
+    unit_file = UNIT_DIR / module.params["unit"]
+    result["installed"] = installed_plan(module.params["unit"], unit_file, Path(module.params["settings_dir"]))
     if module.params["state_dir"]:
         state_dir = Path(module.params["state_dir"])
-        result |= {"last_good": last_good(state_dir), "served": os.path.lexists(state_dir / "last-start.json")}
+        result |= {
+            "last_good": last_good(state_dir, unit_file),
+            "served": os.path.lexists(state_dir / "last-start.json"),
+        }
         for key, path in (("last_start", "last-start.json"), ("benchmark", "benchmarks/latest.json")):
             result[key], why = document(state_dir / path)
             if why:

@@ -23,8 +23,9 @@ options:
       - V(stopped) stops it; running requests finish, as long as the unit's own stop timeout allows.
       - V(started) starts it, without waiting until it serves; M(gpuserve.sglang.health_gate) does that. A unit that systemd means
         to start again after a pause is started now.
-      - V(restored) keeps evidence, puts the unit and the settings of the deployment O(record) back and stops what runs.
-        The files come first, so that whoever dies from here on leaves the deployment that served.
+      - V(restored) keeps evidence, puts the unit and the settings of the last start of the deployment O(record) that passed back,
+        and stops what runs. The files come first, so that whoever dies from here on leaves the deployment that served. Where they
+        cannot be put back, all of them, nothing is stopped.
       - V(serving) notes that the gate has passed, so that the time without a server is over; M(gpuserve.sglang.deployment_record)
         does the same for a deployment.
     type: str
@@ -39,6 +40,16 @@ options:
     type: str
     choices: [last-good, previous-good]
     default: last-good
+  stop:
+    description:
+      - Whether O(state=restored) stops what runs. Without it only files are put back, and since nothing is started by them now they
+        are those that were in place when the deployment was recorded.
+    type: bool
+    default: true
+  spare:
+    description: Process hash of a plan. A server that follows it, and whose start has passed, is not stopped.
+    type: str
+    default: ''
   drain:
     description: Whether running requests finish before a stop. Without it the service has ten seconds to end.
     type: bool
@@ -126,6 +137,10 @@ restored:
     (time) and C(seconds) (how long that took).
   type: dict
   returned: always
+spared:
+  description: Whether a server that follows the plan of O(spare) was left running.
+  type: bool
+  returned: always
 incident:
   description: Folder with the evidence; empty without O(evidence).
   type: str
@@ -139,7 +154,12 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuserve.sglang.plugins.module_utils import maintenance
 from ansible_collections.gpuserve.sglang.plugins.module_utils.lock import Lock
-from ansible_collections.gpuserve.sglang.plugins.module_utils.record import RecordError, Records, settings_files
+from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
+    RecordError,
+    Records,
+    files_of,
+    settings_files,
+)
 from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import (
     UNIT_DIR,
     Evidence,
@@ -157,22 +177,23 @@ def restored(given: dict[str, Any], check_mode: bool, switch: Switch, result: di
             f"{given['state_dir']} has no {given['record']} deployment on record; expected one that served. Run site.yml first."
         )
     program = Path(record["plan"]["command"][0])
-    if not program.exists():
+    if given["stop"] and not program.exists():
         raise SwitchError(
             f"deployment {record['id']} runs {program}, which is gone; expected its release beside the others. "
             "Deploy it again with site.yml."
         )
     unit_path = UNIT_DIR / given["unit"]
-    files = {str(unit_path): record["unit"], **record["settings"]}
+    files = files_of(record, str(unit_path), recorded=not given["stop"])
+    plan = ((given["stop"] and record["proven"]) or record)["plan"]
     result["diff"] = {
         "before_header": str(unit_path),
         "after_header": f"{unit_path} of {record['id']}",
-        "before": unit_path.read_text() if unit_path.exists() else "",
-        "after": record["unit"],
+        "before": unit_path.read_text(errors="replace") if unit_path.exists() else "",
+        "after": files[str(unit_path)],
     }
     changed = differing(files) if check_mode else switch.restore(files)
     result["changed"] = bool(changed)
-    result["restored"] = {"id": record["id"], "plan": record["plan"], "files": changed}
+    result["restored"] = {"id": record["id"], "plan": plan, "files": changed}
     result["restored"] |= {"at": time.time(), "seconds": round(time.monotonic() - began, 2)}
 
 
@@ -194,13 +215,15 @@ def work(given: dict[str, Any], check_mode: bool, switch: Switch, result: dict[s
         if not check_mode:
             switch.away.end()
         return
-    if check_mode:
-        done = {"changed": switch.wants_start() if given["state"] == "started" else switch.is_running()}
-    elif given["state"] == "started":
-        done = switch.start(given["host"], given["port"])
+    stops = given["state"] == "stopped" or (given["state"] == "restored" and given["stop"])
+    result["spared"] = bool(stops and given["spare"] and switch.is_serving(given["spare"]))
+    if given["state"] == "started":
+        done = {"changed": switch.wants_start()} if check_mode else switch.start(given["host"], given["port"])
+    elif result["spared"] or not stops:
+        done = {}
     else:
-        done = switch.stop(given["drain"])
-    result |= {**done, "changed": result["changed"] or done["changed"]}
+        done = {"changed": switch.is_running()} if check_mode else switch.stop(given["drain"])
+    result |= {**done, "changed": result["changed"] or done.get("changed", False)}
     if given["enabled"] is not None and switch.is_enabled() != given["enabled"]:
         result["changed"] = True
         if not check_mode:
@@ -214,6 +237,8 @@ def main() -> None:
             "state": {"type": "str", "choices": ["stopped", "started", "restored", "serving"], "required": True},
             "state_dir": {"type": "path", "default": "/var/lib/sglang-kimi"},
             "record": {"type": "str", "choices": ["last-good", "previous-good"], "default": "last-good"},
+            "stop": {"type": "bool", "default": True},
+            "spare": {"type": "str", "default": ""},
             "drain": {"type": "bool", "default": True},
             "port": {"type": "int", "default": 0},
             "host": {"type": "str", "default": "127.0.0.1"},
@@ -233,6 +258,7 @@ def main() -> None:
         "killed": False,
         "started_at": None,
         "restored": {},
+        "spared": False,
         "incident": "",
     }
     switch = Switch(given["unit"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,22 @@ import plan_cases as cases
 import pytest
 import yaml
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.gpuserve.sglang.plugins.module_utils.health import UnitStatus
 from ansible_collections.gpuserve.sglang.plugins.module_utils.plan import launch_plan
 from ansible_collections.gpuserve.sglang.plugins.module_utils.record import (
     KEPT,
     LAST,
     PREVIOUS,
+    PROVEN,
     RecordError,
     Records,
     Tuning,
     document,
+    files_of,
     settings_files,
     write_document,
 )
+from ansible_collections.gpuserve.sglang.plugins.module_utils.service import process_started
 from ansible_collections.gpuserve.sglang.plugins.modules import (
     deployment_history,
     deployment_record,
@@ -51,7 +56,8 @@ def test_nothing_is_on_record_at_first(records: Records) -> None:
 def test_the_two_last_good_ones_are_named(records: Records) -> None:
     for number in (1, 2, 3):
         records.keep(f"unit {number}", plan(number))
-    assert records.read(LAST) == {"id": plan(3)["process_hash"][:12], "unit": "unit 3", "plan": plan(3), "settings": {}}
+    shown = {"unit": "unit 3", "plan": plan(3), "settings": {}, "proven": None}
+    assert records.read(LAST) == {"id": plan(3)["process_hash"][:12], **shown}
     previous = records.read(PREVIOUS)
     assert previous is not None and previous["unit"] == "unit 2"
     assert records.is_recorded("unit 3", plan(3))
@@ -65,6 +71,74 @@ def test_a_new_unit_text_of_the_same_plan_is_no_new_generation(records: Records)
     records.keep("unit 2, other comment", plan(2))
     assert records.read(LAST)["unit"] == "unit 2, other comment"  # type: ignore[index]
     assert records.read(PREVIOUS)["unit"] == "unit 1"  # type: ignore[index]
+
+
+def test_files_that_were_never_started_do_not_replace_those_that_were(records: Records) -> None:
+    """They are in place, and what is put back are those of the last start that passed; a start with them makes them these."""
+    etc = {"/etc/engine.json": "1"}
+    records.keep("unit 1", plan(1), etc)
+    for number in (2, 3):
+        changed = {**plan(1), "hash": f"1.{number}"}
+        records.keep(f"unit 1.{number}", changed, {"/etc/engine.json": str(number)}, proven=False)
+        found = records.read(LAST)
+        assert found is not None and (found["unit"], found["plan"]["hash"]) == (f"unit 1.{number}", f"1.{number}")
+        assert found["proven"] == {"unit": "unit 1", "plan": plan(1), "settings": etc}
+        assert files_of(found, "/u") == {"/u": "unit 1", **etc}
+        assert files_of(found, "/u", recorded=True) == {"/u": f"unit 1.{number}", "/etc/engine.json": str(number)}
+    now = ("unit 1.3", {**plan(1), "hash": "1.3"}, {"/etc/engine.json": "3"})
+    assert records.is_recorded(*now, proven=False) and not records.is_recorded(*now)
+    assert sorted(path.name for path in records.root.iterdir()) == sorted([LAST, plan(1)["process_hash"][:12]])
+    records.keep(*now)
+    assert records.is_recorded(*now)
+    found = records.read(LAST)
+    assert found is not None and found["proven"] is None
+
+
+def test_files_that_come_back_are_the_proven_ones(records: Records) -> None:
+    records.keep("unit 1", plan(1))
+    records.keep("unit 1, other limits", plan(1), proven=False)
+    records.keep("unit 1", plan(1), proven=False)
+    found = records.read(LAST)
+    assert found is not None and found["proven"] is None
+
+
+def test_without_an_earlier_start_what_serves_is_all_there_is(records: Records) -> None:
+    records.keep("unit 1", plan(1), proven=False)
+    found = records.read(LAST)
+    assert found is not None and (found["unit"], found["proven"]) == ("unit 1", None)
+
+
+def test_what_is_seen_to_run_by_the_files_is_proven(
+    records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is older than its unit says nothing about it; one that is younger, and whose start has passed, does."""
+    unit, status = (
+        tmp_path / "engine.service",
+        UnitStatus("engine.service", active_state="active", main_pid=os.getpid()),
+    )
+    monkeypatch.setattr(deployment_record, "observe_unit", lambda name: status)
+    started = process_started(os.getpid())
+    assert started is not None
+    given = {"state_dir": str(tmp_path), "unit_file": str(unit), "plan": plan(1), "settings_dir": str(tmp_path / "etc")}
+
+    def seen(text: str, mtime: float, **more: Any) -> tuple[bool, str]:
+        unit.write_text(text)
+        os.utime(unit, (mtime, mtime))
+        found = record(capsys, **given, **more)
+        return found["changed"], (found["last_good"]["proven"] or {"unit": "itself"})["unit"]
+
+    start = {"seconds_to_ready": 3.0}
+    monkeypatch.setattr(deployment_record, "record_start", lambda *given: {})
+    assert seen("unit 1", started + 60, start=start) == (True, "itself")
+    assert seen("unit 2", started + 60) == (True, "unit 1")
+    assert seen("unit 2", started + 60) == (False, "unit 1"), "a second run has nothing to do"
+    assert seen("unit 2", started + 0.5) == (False, "unit 1"), "not for sure"
+    assert seen("unit 2", started - 60) == (True, "itself")
+    assert seen("unit 2", started - 60) == (False, "itself")
+    assert seen("unit 3", started + 60) == (True, "unit 2")
+    status = UnitStatus("engine.service", active_state="activating", main_pid=os.getpid())
+    assert seen("unit 3", started - 60) == (False, "unit 2")
+    assert seen("unit 3", started + 60, start=start) == (True, "itself")
 
 
 def test_settings_files_are_part_of_it(records: Records, tmp_path: Path) -> None:
@@ -163,18 +237,22 @@ ALTERED = {
     "entry for all": (lambda r: entry_of(r).chmod(0o757), "has mode 0757, expected one without write permission"),
     "unit of another": (lambda r: foreign(entry_of(r) / "unit"), "/unit belongs to uid 65534, expected root"),
     "plan for the group": (lambda r: (entry_of(r) / "plan.json").chmod(0o664), "/plan.json has mode 0664, expected"),
+    "proven for all": (lambda r: (entry_of(r) / PROVEN).chmod(0o757), "/proven has mode 0757, expected one without"),
+    "proven unit for all": (lambda r: (entry_of(r) / PROVEN / "unit").chmod(0o646), "/proven/unit has mode 0646"),
+    "proven without a unit": (lambda r: (entry_of(r) / PROVEN / "unit").unlink(), "cannot be read .*expected a unit"),
     "settings of another": (lambda r: foreign(entry_of(r) / "settings.json"), "/settings.json belongs to uid 65534"),
 }
 
 
 @pytest.mark.parametrize("case", [*SWAPPED, *ALTERED])
 def test_a_record_that_others_can_change_is_not_read(records: Records, case: str) -> None:
-    records.keep("unit 1", plan(1))
+    records.keep("unit", plan(1))
+    records.keep("unit 1", plan(1), proven=False)
     change, words = {**SWAPPED, **ALTERED}[case]
     change(records)
     with pytest.raises(RecordError, match=words) as refused:
         records.read(LAST)
-    assert "site.yml" in str(refused.value)
+    assert re.search("site.yml|deploy again", str(refused.value))
     assert not records.is_recorded("unit 1", plan(1))
 
 
@@ -343,11 +421,11 @@ def test_a_broken_last_start_is_none_with_a_warning(
 
 
 def test_the_service_s_facts_say_whether_the_record_can_be_trusted(records: Records) -> None:
-    assert service_info.last_good(records.root.parent) is None
+    assert service_info.last_good(records.root.parent, records.root.parent / "engine.service") is None
     records.keep("unit 1", plan(1))
 
     def seen() -> tuple[bool, bool]:
-        found = service_info.last_good(records.root.parent)
+        found = service_info.last_good(records.root.parent, records.root.parent / "engine.service")
         assert found is not None
         return bool(found["error"]), found["untrusted"]
 
@@ -356,6 +434,25 @@ def test_the_service_s_facts_say_whether_the_record_can_be_trusted(records: Reco
     assert seen() == (True, False), "a damaged one is made anew by a deployment"
     records.root.chmod(0o777)
     assert seen() == (True, True)
+
+
+def test_files_that_are_not_in_place_as_recorded_are_named(records: Records, tmp_path: Path) -> None:
+    unit, other = tmp_path / "engine.service", tmp_path / "engine.json"
+
+    def seen() -> tuple[list[str], bool]:
+        found = service_info.last_good(tmp_path, unit)
+        assert found is not None
+        return found["differing"], found["unproven"]
+
+    records.keep("unit 1", plan(1), {str(other): "{}"})
+    assert seen() == ([str(unit), str(other)], False)
+    unit.write_text("unit 1")
+    other.write_text("{}")
+    assert seen() == ([], False)
+    records.keep("unit 2", plan(1), {str(other): "{}"}, proven=False)
+    assert seen() == ([str(unit)], True)
+    unit.write_text("unit 2")
+    assert seen() == ([], True)
 
 
 # --- a tuning, and who deploys meanwhile ------------------------------------------------------------------------------

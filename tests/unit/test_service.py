@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,12 +16,14 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.health import Comm
 from ansible_collections.gpuserve.sglang.plugins.module_utils.service import (
     PLAN_VARIABLE,
     difference,
+    installed_plan,
     own_drop_ins,
     process_started,
     process_words,
     read_service,
     setting_changes,
     start_reasons,
+    started_after,
     without_secrets,
 )
 from ansible_collections.gpuserve.sglang.plugins.modules import service_info
@@ -111,7 +114,7 @@ def test_without_systemd_the_error_is_its_words() -> None:
 
 def test_keys_are_those_of_the_documentation() -> None:
     # These are the module's own: it compares with a plan and reads the records.
-    own = {"reasons", "difference", "changes", "last_good", "last_start", "benchmark", "served"}
+    own = {"reasons", "difference", "changes", "last_good", "installed", "last_start", "benchmark", "served"}
     documented = set(yaml.safe_load(service_info.RETURN)) - own
     assert set(read_service("x", run=Systemctl(0))) == documented
     assert set(read_service("x", run=Systemctl(rc=1))) == documented
@@ -279,3 +282,38 @@ def test_only_the_unit_s_own_drop_ins_count() -> None:
 
     assert own_drop_ins("engine.service", run) == ["/etc/systemd/system/engine.service.d/override.conf"]
     assert own_drop_ins("engine.service", lambda argv, timeout: CommandResult(1)) == []
+
+
+def test_files_that_were_there_before_the_process(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    started, files = process_started(process.pid), [tmp_path / "unit", tmp_path / "settings"]
+    assert started
+    for offsets, after in (((-60, -2), True), ((-60, -0.5), False), ((-60, 60), False)):
+        for file, offset in zip(files, offsets, strict=True):
+            file.write_text("")
+            os.utime(file, (started + offset, started + offset))
+        assert started_after(process.pid, files) is after
+    assert started_after(process.pid, []) and not started_after(process.pid, [tmp_path / "missing"])
+    assert not started_after(0, files)
+
+
+def test_the_plan_that_is_in_place(tmp_path: Path) -> None:
+    unit, settings = tmp_path / "engine.service", tmp_path / "engine.plan.json"
+    assert installed_plan("engine.service", unit, tmp_path) is None
+    given = {
+        "hash": "1",
+        "process_hash": "ab" * 32,
+        "profile": "p",
+        "endpoint": {"port": 1},
+        "unit": {"name": "engine"},
+    }
+    settings.write_text(json.dumps({**given, "env": {}}))
+    assert installed_plan("engine.service", unit, tmp_path) is None
+    unit.write_text(f"[Service]\nEnvironment=A=1\nEnvironment={PLAN_VARIABLE}={'ab' * 32}\nRestart=always\n")
+    assert installed_plan("engine.service", unit, tmp_path) == {**given, "error": ""}
+    unit.write_text(f"[Service]\nEnvironment={PLAN_VARIABLE}={'cd' * 32}\n")
+    found = installed_plan("engine.service", unit, tmp_path)
+    assert found and found["error"] == f"{unit} follows the plan cdcdcdcdcdcd, and {settings} is abababababab"
+    for text, words in (("{", "cannot be read"), ("[]", "holds list")):
+        settings.write_text(text)
+        found = installed_plan("engine.service", unit, tmp_path)
+        assert found and words in found["error"]

@@ -7,12 +7,15 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.gpuserve.sglang.plugins.module_utils import switch as switches
 from ansible_collections.gpuserve.sglang.plugins.module_utils.health import CommandResult
+from ansible_collections.gpuserve.sglang.plugins.module_utils.record import Records
+from ansible_collections.gpuserve.sglang.plugins.module_utils.service import PLAN_VARIABLE
 from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import (
     Away,
     Evidence,
@@ -22,9 +25,11 @@ from ansible_collections.gpuserve.sglang.plugins.module_utils.switch import (
     parse_span,
     ready_times,
     release_of,
+    replaced,
     switch_plan,
     write_file,
 )
+from ansible_collections.gpuserve.sglang.plugins.modules import service_switch
 
 UNIT = "engine.service"
 OLD, NEW = "/opt/sglang/releases/0ld0/venv/bin/python", "/opt/sglang/releases/nEw0/venv/bin/python"
@@ -395,3 +400,185 @@ def test_away(tmp_path: Path) -> None:
     away.end()
     away.end()
     assert away.since() is None
+
+
+# --- putting files back: all of them or none, and what serves by them goes on ------------------------------------------
+
+
+def test_files_that_cannot_all_be_put_back_stay_as_they_were(
+    make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a full disk nor a place that cannot be taken leaves half of them, and systemd reads what was there."""
+    systemd = Systemd()
+    switch, first, new = make(systemd), tmp_path / "a", tmp_path / "new" / "b"
+    first.write_text("running")
+    files = {str(first): "earlier", str(new): "earlier", str(tmp_path / "c"): "earlier"}
+    written: list[int] = []
+
+    def full(handle: int) -> None:
+        written.append(handle)
+        if len(written) == 3:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(switches.os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            switch.restore(files)
+    assert first.read_text() == "running"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [first]
+
+    (tmp_path / "c").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        switch.restore(files)
+    assert first.read_text() == "running"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [first]
+    assert systemd.asked == []
+
+    (tmp_path / "c").rmdir()
+    systemd.fails["daemon-reload"] = CommandResult(1, "", "Connection timed out")
+    with pytest.raises(SwitchError, match="timed out"):
+        switch.restore(files)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [first]
+    assert first.read_text() == "running"
+    del systemd.fails["daemon-reload"]
+    assert switch.restore(files) == list(files)
+
+
+def test_what_could_not_be_undone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "unit"
+    file.write_text("running")
+
+    def broken(path: Path, text: str, mode: int = 0o644) -> bool:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(switches, "write_file", broken)
+    with (
+        pytest.raises(
+            SwitchError, match=r"no answer. These files could not be put back as they were: .*unit .*Read-only"
+        ),
+        replaced({str(file): "earlier"}),
+    ):
+        raise SwitchError("no answer")
+
+
+@dataclass
+class Host:
+    """A unit that serves by the last good deployment (``b``), with files of another one in place; ``a`` came before it."""
+
+    folder: Path
+    systemd: Systemd
+    switch: Switch
+    records: Records
+
+    def place(self, text: str) -> None:
+        (self.folder / UNIT).write_text(text)
+        (self.folder / "etc" / "engine.json").write_text(text)
+
+    def placed(self) -> set[str]:
+        return {(self.folder / UNIT).read_text(), (self.folder / "etc" / "engine.json").read_text()}
+
+    def step(self, state: str = "restored", **options: Any) -> dict[str, Any]:
+        given = {
+            "unit": UNIT, "state": state, "state_dir": str(self.folder), "record": "last-good", "stop": True, "spare": "", "drain": False,
+            "port": 0, "host": "", "enabled": None, "evidence": None, "settings_dir": str(self.folder / "etc"), **options,
+        }  # fmt: skip
+        result: dict[str, Any] = {"changed": False, "restored": {}, "spared": False}
+        try:
+            service_switch.work(given, given.pop("check", False), self.switch, result)
+        except (SwitchError, OSError) as error:
+            result["error"] = str(error)
+        return result
+
+    @property
+    def stopped(self) -> bool:
+        return any(words.startswith(("stop", "kill")) for words in self.systemd.asked)
+
+
+@pytest.fixture
+def host(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setattr(service_switch, "UNIT_DIR", tmp_path)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "python").write_text("")
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "environ").write_bytes(b"X=1\0" + f"{PLAN_VARIABLE}={'b' * 64}".encode() + b"\0")
+    systemd = Systemd()
+    switch = make(systemd)
+    switch.proc = tmp_path
+    made = Host(tmp_path, systemd, switch, Records(tmp_path))
+    for letter in "ab":
+        plan = {"hash": letter, "process_hash": letter * 64, "command": [str(tmp_path / "python")]}
+        made.records.keep(letter, plan, {str(tmp_path / "etc" / "engine.json"): letter})
+    made.place("new")
+    return made
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_server_that_follows_what_is_put_back_goes_on(host: Host, check: bool) -> None:
+    """Only files were not those on record: it is not stopped for them."""
+    done = host.step(spare="b" * 64, check=check)
+    assert (done["spared"], done["changed"], host.stopped) == (True, True, False)
+    assert len(done["restored"]["files"]) == 2
+    assert host.placed() == ({"new"} if check else {"b"})
+    host.systemd.state = "activating"
+    assert not host.step(spare="b" * 64, check=True)["spared"], "its start has not passed"
+    host.systemd.state = "active"
+    assert not host.step(spare="a" * 64)["spared"]
+    assert host.stopped
+
+
+def test_a_deployment_that_failed_is_stopped_without_a_word_about_sparing(host: Host) -> None:
+    done = host.step()
+    assert (done["spared"], host.stopped, host.placed()) == (False, True, {"b"})
+
+
+@pytest.mark.parametrize("why", ["program", "files"])
+def test_what_cannot_be_put_back_stops_nothing(host: Host, why: str) -> None:
+    """The play that asked for it tells by ``restored`` that it may not go on as if the files were there."""
+    if why == "program":
+        (host.folder / "python").unlink()
+    else:
+        (host.folder / "etc" / "engine.json").unlink()
+        (host.folder / "etc" / "engine.json").mkdir()
+    done = host.step()
+    assert ("which is gone" if why == "program" else "directory") in done["error"]
+    assert (done["restored"], host.stopped) == ({}, False)
+    assert (host.folder / UNIT).read_text() == "new"
+
+
+def test_files_alone_are_put_back_as_they_were_recorded(host: Host) -> None:
+    """For a failure that has touched no server: nothing is started, so nothing has to be proven, nor to be there."""
+    plan = {"hash": "c", "process_hash": "b" * 64, "command": [str(host.folder / "python")]}
+    host.records.keep(
+        "b, other limits", plan, {str(host.folder / "etc" / "engine.json"): "b, other limits"}, proven=False
+    )
+    (host.folder / "python").unlink()
+    done = host.step(stop=False)
+    assert (done["spared"], host.stopped, host.placed()) == (False, False, {"b, other limits"})
+    assert (done["restored"]["plan"]["hash"], host.systemd.asked) == ("c", ["daemon-reload"])
+
+
+def test_what_is_started_again_has_the_files_of_its_last_start_that_passed(host: Host) -> None:
+    plan = {"hash": "c", "process_hash": "b" * 64, "command": [str(host.folder / "python")]}
+    host.records.keep("b, never started", plan, {}, proven=False)
+    host.place("b, never started")
+    done = host.step()
+    assert (done["restored"]["plan"]["hash"], host.placed()) == ("b", {"b"})
+    assert host.step()["restored"]["files"] == [], "a second failure has nothing else to try"
+
+
+def test_a_stop_spares_a_server_too(host: Host) -> None:
+    assert host.step("stopped", spare="b" * 64)["spared"]
+    assert not host.stopped
+    assert not host.step("stopped")["spared"]
+    assert host.stopped
+
+
+def test_a_unit_that_never_started_has_its_proven_files_to_go_back_to() -> None:
+    """The process hash is the last good one's: what fails is the unit, unless its start has passed since."""
+    same = {**PLAN, "process_hash": "a" * 64}
+    last = {**NOW["last_good"], "unproven": True}
+    for state, proven in (("active", True), ("activating", False), ("failed", False)):
+        what = switch_plan({**NOW, "reasons": [], "active_state": state, "last_good": last}, same)
+        assert (what["proven"], what["fallback"]) == (proven, "" if proven else "aaa"), state
+        what = switch_plan({**NOW, "reasons": [], "active_state": state}, same)
+        assert (what["proven"], what["fallback"]) == (True, "")
