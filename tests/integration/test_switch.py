@@ -217,3 +217,54 @@ def test_the_operator_goes_back(serving_box: Box) -> None:
     # The check before it entered nothing.
     added = box.sh(f"cat {STATE}/eagle-fast-verify.md").removeprefix(before)
     assert added.count(f": back to plan `{plan['hash'][:12]}`") == added.count("<!-- deployment: ") == 1
+
+
+def test_files_of_a_deployment_that_cannot_be_put_in_place_go_back(serving_box: Box) -> None:
+    """Nothing was stopped yet, so the next crash or boot must find what served."""
+    box, timer = serving_box, "/etc/systemd/system/sglang-kimi-liveness.timer"
+    before, pid = records(box), box.main_pid
+    box.sh(f"mv {timer} /root/timer && ln -s /dev/null {timer} && systemctl daemon-reload")
+    try:
+        run = box.play("site.yml", **running(7))
+    finally:
+        box.sh(f"mv -T /root/timer {timer} && systemctl daemon-reload")
+    assert run.rc != 0
+    for words in (timer, "was not touched", "were put back", f"/etc/systemd/system/{UNIT}"):
+        assert words in run.failure, run.report
+    assert START not in run.tasks
+    assert (records(box), box.main_pid) == (before, pid)
+    assert box.show("NeedDaemonReload") == "no"
+    assert box.chat() == ANSWER
+    run = box.play("site.yml", **running(6))
+    assert (run.rc, box.main_pid) == (0, pid), run.report
+
+
+def test_the_operator_goes_back_from_files_that_no_server_follows(serving_box: Box) -> None:
+    """Not one deployment too far, and the server that follows those on record goes on."""
+    box = serving_box
+    before, pid = records(box), box.main_pid
+    assert box.play("site.yml", "--tags", "sglang_service_configure", **running(7)).rc == 0
+    assert records(box) != before
+    refused = box.play("playbooks/start.yml")
+    assert refused.rc != 0 and "a deployment that never served" in refused.failure, refused.report
+    run = box.play("playbooks/rollback.yml")
+    assert run.rc == 0, run.report
+    assert "the installed unit is not the recorded one" in " ".join(run.stdout.split())
+    assert (records(box), box.main_pid) == (before, pid)
+
+
+def test_a_unit_that_never_started_is_not_what_is_put_back(serving_box: Box) -> None:
+    box = serving_box
+    before, pid = records(box), box.main_pid
+    wanted = {**running(6), "deployment_load_budget": 200}
+    run = box.play("site.yml", **wanted)
+    assert run.rc == 0, run.report
+    assert box.main_pid == pid and records(box)["unit"] != before["unit"]
+    again = box.play("site.yml", **wanted)
+    assert (again.rc, again.changed, box.main_pid) == (0, [], pid), again.report
+    assert box.play("playbooks/stop.yml").rc == 0
+    run = box.play("playbooks/rollback.yml")
+    assert run.rc == 0, run.report
+    assert records(box) == before
+    assert box.main_pid != pid and "--max-running-requests 6" in box.command_line
+    assert box.chat() == ANSWER

@@ -186,12 +186,12 @@ def test_tool_names_what_is_missing(roles: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "seconds"), [({"timeout_start_sec": 3600}, 3600), ({}, 900), (None, 900)], ids=["record", "older", "none"]
+    ("unit", "seconds"), [({"timeout_start_sec": 3600}, 3600), ({}, 900), (None, 900)], ids=["plan", "older", "none"]
 )
-def test_a_start_waits_as_long_as_the_deployment_on_record_has(unit: Any, seconds: int) -> None:
+def test_a_start_waits_as_long_as_the_installed_deployment_has(unit: Any, seconds: int) -> None:
     role = ROOT / "roles/sglang_service"
     block = next(task for task in load(role / "tasks/operator_start.yml") if "block" in task)
-    names = {"__sglang_service_now": {"last_good": {"unit": unit}}}
+    names = {"__sglang_service_now": {"installed": {"unit": unit}}}
     template = jinja2.nativetypes.NativeEnvironment().from_string
     plan = template(block["vars"]["deployment_plan"]).render(names)
     defaults = load(role / "defaults/main.yml")
@@ -200,9 +200,9 @@ def test_a_start_waits_as_long_as_the_deployment_on_record_has(unit: Any, second
     assert gate["gpuserve.sglang.health_gate"]["timeout"] == "{{ sglang_service_health_timeout }}"
 
 
-def test_a_start_by_the_operator_looks_at_the_port_of_the_record() -> None:
+def test_a_start_by_the_operator_looks_at_the_port_of_what_it_starts() -> None:
     tasks = tasks_in(load(ROOT / "roles/sglang_service/tasks/operator_start.yml"))
     start = next(task for task in tasks if task.get("gpuserve.sglang.service_switch", {}).get("state") == "started")
     given = start["gpuserve.sglang.service_switch"]
-    assert given["host"] == "{{ __sglang_service_now.last_good.endpoint.host }}"
-    assert given["port"] == "{{ __sglang_service_now.last_good.endpoint.port }}"
+    assert given["host"] == "{{ __sglang_service_now.installed.endpoint.host }}"
+    assert given["port"] == "{{ __sglang_service_now.installed.endpoint.port }}"
