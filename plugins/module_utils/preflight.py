@@ -12,7 +12,8 @@ A row asks one JMESPath question of C({host, plan, want, found}) and says what a
     when        JMESPath; the row is skipped unless the answer is true (default: always). Mind that C(!a.b) means
                 C((!a).b), write C(!(a.b)); and that there is no C($)
     unknown     what "not known" counts as: warn (default), fail, skip
-    message     found, expected, do: texts with {found} and {expected}; item: the text of each entry of a list
+    message     found, expected, do: texts with {found} and {expected}; item: the text of each entry of a list; unread:
+                JMESPath for the list of paths that nobody looked at, where the answer is "not known"
 
 C(found) holds what needs more than a query, see L(derive). Runs on the controller only; JMESPath is its one need.
 """
@@ -135,7 +136,8 @@ OPERATORS: dict[str, tuple[Callable[[Any, Any], bool], Callable[[Any], str]]] = 
 
 LISTS = ("failures", "warnings", "waived", "passed", "skipped")
 ROW_KEYS = {"id", "title", "query", "expect", "severity", "waivable", "when", "unknown", "message"}
-MESSAGE_KEYS = {"found", "expected", "do", "item"}
+MESSAGE_KEYS = {"found", "expected", "do", "item", "unread"}
+UNREAD_DO = "Correct these paths, or read the host again when deployment_host was given and lacks them."
 
 
 def _jmespath() -> Any:
@@ -205,6 +207,8 @@ def check_rows(rows: Sequence[Any]) -> list[dict[str, Any]]:
         message = row.get("message") or {}
         if not isinstance(message, Mapping) or set(message) - MESSAGE_KEYS:
             raise PreflightError(f"{where}: found message {words(message)}, expected {', '.join(sorted(MESSAGE_KEYS))}")
+        if message.get("unread") is not None:
+            _Query(message["unread"], f"{where}, unread")
         if not isinstance(row.get("waivable", True), bool):
             raise PreflightError(f"{where}: found waivable {row['waivable']!r}, expected true or false")
         checked.append(
@@ -300,8 +304,10 @@ def derive(host: Mapping[str, Any], want: Mapping[str, Any]) -> dict[str, Any]:
     driver_supported        the driver's branch or version is on the list
     kernels_without_module  kernels that would boot without the NVIDIA module, where DKMS builds it
     disks_short             file systems with less room than wanted; null when a wanted path was not measured
+    disks_unread            wanted paths that were not measured
     ram_available_mib       main memory available, within the control group's limit
-    sitecustomize_broken    interpreters whose sitecustomize cannot be compiled
+    sitecustomize_broken    interpreters whose sitecustomize cannot be compiled; null when a wanted one was not read
+    interpreters_unread     wanted interpreters that were not read: not asked, not there, or without an answer
     driver_packages_exposed driver packages that unattended upgrades could replace
     """
     unit = unit_name(str(want.get("unit") or ""))
@@ -343,6 +349,14 @@ def derive(host: Mapping[str, Any], want: Mapping[str, Any]) -> dict[str, Any]:
         for path in paths
         if path in measured and measured[path]["free_bytes"] < floor * GIB
     ]
+    sites = host.get("sitecustomize") or []
+    broken = [site for site in sites if site.get("valid") is False]
+    answered = {
+        site["interpreter"]
+        for site in sites
+        if site.get("present", True) and not (site.get("valid") is None and site.get("error"))
+    }
+    mute = [path for path in want.get("interpreters") or [] if path not in answered]
     upgrades = host.get("unattended_upgrades") or {}
     built = [row for row in host.get("dkms") or [] if row.get("kernel")]
     return {
@@ -375,26 +389,30 @@ def derive(host: Mapping[str, Any], want: Mapping[str, Any]) -> dict[str, Any]:
             kernel["version"] for kernel in host.get("kernels") or [] if built and not kernel["nvidia_module"]
         ],
         "disks_short": short if short or not unread else None,
+        "disks_unread": unread,
         "ram_available_mib": min(amounts) if amounts else None,
-        "sitecustomize_broken": [site for site in host.get("sitecustomize") or [] if site.get("valid") is False],
+        "sitecustomize_broken": broken if broken or not mute else None,
+        "interpreters_unread": mute,
         "driver_packages_exposed": (upgrades.get("exposed") or []) if upgrades.get("enabled") else [],
     }
 
 
 # ----------------------------------------------------------------------------------------------------------- report
-def _entry(row: Mapping[str, Any], value: Any, wanted: Any, operator: str, result: str) -> dict[str, Any]:
+def _entry(
+    row: Mapping[str, Any], value: Any, wanted: Any, operator: str, result: str, unread: Sequence[str] = ()
+) -> dict[str, Any]:
     message = row["message"]
     item = message.get("item")
     found = words(value, item)
     expected = OPERATORS[operator][1](wanted)
     texts = {"found": found, "expected": expected}
     if value is None:
-        found = f"not known ({row['query']})"
+        found = f"not known of {', '.join(unread)}" if unread else f"not known ({row['query']})"
     elif message.get("found") and value != []:
         found = fill(str(message["found"]), texts)
     if message.get("expected"):
         expected = fill(str(message["expected"]), texts)
-    do = fill(str(message.get("do") or ""), texts).strip()
+    do = UNREAD_DO if unread else fill(str(message.get("do") or ""), texts).strip()
     text = f"{row['title']}: found {found}, expected {expected}."
     return {
         "id": row["id"],
@@ -453,7 +471,9 @@ def evaluate(
             except (PreflightError, TypeError, re.error) as exc:
                 raise PreflightError(f"{where}: {operator} cannot be applied: {exc}") from exc
             result = "passed" if met else row["severity"]
-        entry = _entry(row, value, wanted, operator, result)
+        query = row["message"].get("unread")
+        unread = _Query(query, f"{where}, unread").ask(scene) if value is None and query else None
+        entry = _entry(row, value, wanted, operator, result, [str(path) for path in unread or []])
         if result == "passed":
             report["passed"].append(row["id"])
             lines.append(("ok", row["id"], short(entry["found"])))

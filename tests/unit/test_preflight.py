@@ -33,6 +33,7 @@ WANT = {
     "ports": [30000],
     "min_disk_gib": 20.0,
     "disk_paths": ["/opt/sglang", "/data"],
+    "interpreters": ["/usr/bin/python3"],
     "min_ram_mib": 65536,
     "min_shm_mib": 8192,
     "min_nofile": 65536,
@@ -721,6 +722,86 @@ def test_the_playbook_refuses_a_wrong_policy(documented: dict[str, Any], tmp_pat
     done = playbook(tmp_path, {"deployment_host": box(documented), "gpu_preflight_waivers": waivers, **PATHS})
     assert done.returncode == 2
     assert "found 'smh', expected the id of a check" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "sites",
+    [
+        [],
+        [{"interpreter": "/opt/py", "present": False, "valid": None, "error": None}],
+        [{"interpreter": "/opt/py", "present": True, "valid": None, "error": "status 1"}],
+    ],
+    ids=["not asked", "not there", "no answer"],
+)
+def test_an_interpreter_that_was_not_read_is_no_pass(documented: dict[str, Any], sites: list[dict[str, Any]]) -> None:
+    sound = {"interpreter": "/usr/bin/python3", "present": True, "valid": None, "error": None}
+    want = {"interpreters": ["/usr/bin/python3", "/opt/py"]}
+    (warning,) = report_of(box(documented, sitecustomize=[sound, *sites]), want)["warnings"]
+    assert (warning["id"], warning["found"]) == ("sitecustomize", "not known of /opt/py")
+    assert "deployment_host" in warning["do"]
+    broken = {"interpreter": "/opt/q", "present": True, "valid": False, "path": "/q", "error": "line 1"}
+    report = report_of(box(documented, sitecustomize=[sound, *sites, broken]), want)
+    assert ids(report["failures"]) == ["sitecustomize"]
+
+
+def test_a_path_that_was_not_measured_is_named(documented: dict[str, Any]) -> None:
+    (warning,) = report_of(box(documented), {"disk_paths": ["/opt/sglang", "/scratch"]})["warnings"]
+    assert (warning["id"], warning["found"]) == ("disk", "not known of /scratch")
+
+
+def test_a_wrong_question_for_what_was_not_read_is_refused() -> None:
+    row = {"id": "x", "query": "host.x", "expect": {"equals": 1}, "message": {"unread": "a["}}
+    with pytest.raises(PreflightError, match="unread"):
+        preflight.check_rows([row])
+
+
+def resolved(names: list[str], variables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Private variables of the role deployment, as its tasks see them in a play."""
+    play = {
+        "hosts": "localhost",
+        "connection": "local",
+        "gather_facts": False,
+        "vars_files": [str(ROOT / "roles" / role / "defaults" / "main.yml") for role in ("sglang", "deployment")]
+        + [str(ROOT / "roles/deployment/vars/main.yml")],
+        "vars": {"deployment_model_path": "/data/m", **variables},
+        "tasks": [{"ansible.builtin.debug": {"msg": {name: f"{{{{ {name} }}}}" for name in names}}}],
+    }
+    path = folder / "play.yml"
+    path.write_text(yaml.safe_dump([play]))
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "localhost,", str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **os.environ,
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.default",
+            "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+        },
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(re.search(r"=> (\{.*?^\})", done.stdout, re.DOTALL | re.MULTILINE).group(1))[
+        "msg"
+    ]
+    return found
+
+
+def test_the_deployment_reads_what_the_preflight_will_judge(tmp_path: Path) -> None:
+    names = ["__deployment_paths", "__deployment_interpreters"]
+    own = ["/data/m", "/opt/sglang", "/var/lib/sglang-kimi", "/var/cache/sglang-kimi"]
+    assert resolved(names, {}, tmp_path) == {names[0]: own, names[1]: ["/usr/bin/python3"]}
+    asked = {
+        "gpu_preflight_disk_paths": ["/opt/sglang", "/scratch"],
+        "gpu_preflight_interpreters": ["/opt/py", "/usr/bin/python3"],
+    }
+    assert resolved(names, asked, tmp_path) == {names[0]: [*own, "/scratch"], names[1]: ["/usr/bin/python3", "/opt/py"]}
+    (look,) = [
+        task["gpuserve.sglang.gpu_host_info"]
+        for task in yaml.safe_load((ROOT / "roles/deployment/tasks/inspect.yml").read_text())
+        if "gpuserve.sglang.gpu_host_info" in task
+    ]
+    assert [look["paths"], look["interpreters"]] == [f"{{{{ {name} }}}}" for name in names]
 
 
 def test_the_role_reads_the_host_itself(tmp_path: Path) -> None:
