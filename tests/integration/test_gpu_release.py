@@ -208,3 +208,26 @@ def test_a_server_that_was_started_by_hand_is_taken_over_and_its_request_ends(
     assert f"{UNIT} is active" in result["msg"]
     assert box.main_pid > 0
     box.sh(f"kill {monitor}")
+
+
+def test_a_server_that_a_unit_merely_contains_is_taken_over_and_that_of_a_unit_is_not(serving_box: Box) -> None:
+    """As cron starts one at boot; that unit is not the server's, and must not be ended for it."""
+    box = serving_box
+    gpu_user = "/usr/bin/python3 /usr/local/bin/gpu-user --gpus"
+    box.sh(f"systemd-run --unit keeper sh -c 'setsid {gpu_user} 5 </dev/null & exec sleep 1000'")
+    box.sh(f"systemd-run --unit trainer {gpu_user} 6")
+    box.wait_for(
+        lambda: len(box.sh("pgrep -f '[g]pu-user --gpus [56]'", check=False).split()) >= 2, 20, "two users of GPUs"
+    )
+    contained, owned = (int(box.sh(f"pgrep -f '^/usr/bin/python3 .*[g]pu-user --gpus {gpu}'")) for gpu in (5, 6))
+    try:
+        seen = kinds(release(box, unit="none.service", servers=[{"pid": contained}]))
+        assert (seen[contained], seen[owned]) == ("named", "foreign")
+        refused = release(box, state="released", unit="none.service", servers=[{"pid": owned}])
+        assert "disable --now trainer.service" in refused["msg"] and alive(box, owned)
+        box.sh("systemctl stop trainer")
+        freed = release(box, state="released", unit="none.service", servers=[{"pid": contained}])
+        assert [entry["pid"] for entry in freed["released"]] == [contained], freed
+        assert box.sh("systemctl is-active keeper") == "active"
+    finally:
+        box.sh("systemctl stop keeper trainer", check=False)
