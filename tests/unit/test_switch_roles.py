@@ -386,7 +386,7 @@ def test_a_deployment_that_serves_is_recorded(deploy: Callable[[str], Played]) -
         ("timer-masked", ["restored files only"], "liveness failed engine.service was not touched. The files of the last good "
          "deployment (bbbbbbbbbbbb) were put back: f."),
         ("nothing-written", ["restored files only"], "The files of the last good deployment (bbbbbbbbbbbb) are in place."),
-        ("first-one", [], "No deployment that served is on record, so that the files that were written stay."),
+        ("first-one", [], "No deployment that served is on record, so that the files that were written stay;"),
         ("disk-full", ["restored files only"], "could not be put back: No space left What is in place may never have served"),
         ("hangs", ["gate", "restored files only"], "the gate failed engine.service was not touched. The files of the last good "
          "deployment (cccccccccccc) were put back: f."),
