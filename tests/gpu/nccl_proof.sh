@@ -22,7 +22,7 @@ for name in NCCL_PROTO NCCL_ALGO NCCL_P2P_LEVEL NCCL_MAX_NCHANNELS NCCL_BUFFSIZE
 done
 work=$(mktemp -d)
 mkdir -p "$out/runs" "$out/logs"
-local=(-i localhost, -c local -e ansible_become=false)
+local=(-i "localhost," -c local -e ansible_become=false)
 
 cat >"$work/nccl.yml" <<YAML
 - hosts: localhost

@@ -193,7 +193,7 @@ class Played:
 
     def __init__(self, folder: Path, name: str) -> None:
         lines = (folder / f"{name}.asked").read_text().splitlines()
-        self.asked = [(module, given) for module, given in map(json.loads, lines)]
+        self.asked = [tuple(entry) for entry in map(json.loads, lines)]
         *told, (self.failed,) = map(json.loads, (folder / f"{name}.told").read_text().splitlines())
         self.said = " ".join(" ".join(message for __, message in told).split())
         self.message = " ".join([message for failed, message in told if failed][-1].split()) if self.failed else ""
