@@ -254,14 +254,30 @@ def benchmark(measured: Mapping[str, Any] | None, plan: Mapping[str, Any], name:
             "`playbooks/benchmark.yml`."
         )
         return shown
+    try:
+        return shown | _measured(measured, plan, name, record, rows)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        # The file lies in the service's own folder. A server that serves needs its handbook all the same.
+        why = words(f"{type(error).__name__}: {error}")
+        shown["note"] = (
+            f"The last measurement cannot be read ({why}), expected a result of `playbooks/benchmark.yml`: measure again."
+        )
+        return shown
+
+
+def _measured(
+    measured: Mapping[str, Any], plan: Mapping[str, Any], name: str, record: Mapping[str, Any], rows: Rows
+) -> dict[str, Any]:
+    """What a measurement adds to the table of the record."""
     by_level = {int(level["concurrency"]): level for level in measured["levels"]}
     remark = bench.record_remark(measured, record)
     source = f"measured {str(measured['when'])[:10]}" + (f", **{bench.OTHER_METHOD}**" if remark else "")
-    rates = [_rate(by_level[level]) if level in by_level else NOT_ON_RECORD for level in levels]
-    rows.append([f"{measured['profile']} on {name}", source, *rates])
+    rates = [_rate(by_level[level]) if level in by_level else NOT_ON_RECORD for level in record["levels"]]
+    own = [f"{measured['profile']} on {name}", source, *rates]
+    detail: Rows = []
     for level, found in sorted(by_level.items()):
         ttft, itl = found["ttft_ms"], found["itl_ms"]
-        shown["detail"].append(
+        detail.append(
             [
                 str(level),
                 str(found["requests"]),
@@ -283,9 +299,8 @@ def benchmark(measured: Mapping[str, Any] | None, plan: Mapping[str, Any], name:
             f" **That was another plan** (`{str(measured['plan_hash'])[:12]}`): these numbers are not those of what serves now. "
             "Measure again with `playbooks/benchmark.yml`."
         )
-    shown["note"] = note
-    shown["remarks"] = [words(text) for text in ([remark] if remark else []) + bench.remarks(measured)]
-    return shown
+    remarks = [words(text) for text in ([remark] if remark else []) + bench.remarks(measured)]
+    return {"rows": [*rows, own], "detail": detail, "note": note, "remarks": remarks}
 
 
 def _rate(level: Mapping[str, Any]) -> str:

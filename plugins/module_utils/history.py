@@ -8,6 +8,7 @@ measured later is added to the last entry. Entries are never changed otherwise, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -55,20 +56,22 @@ def _number(value: Any, digits: int) -> str:
     return f"{value:.{digits}f}" if isinstance(value, (int, float)) and not isinstance(value, bool) else "-"
 
 
+def _levels(measured: Mapping[str, Any]) -> list[str]:
+    how = benchmark.how(measured)
+    lines = [f"Measured {measured['when']} ({how}):", "", "| C | output tok/s | acceptance length |", "|---|---|---|"]
+    for level in measured["levels"]:
+        shown = [_number(level.get("output_tok_s"), 1), _number(level.get("accept_length"), 2)]
+        lines.append(f"| {level['concurrency']} | {' | '.join(shown)} |")
+    return lines
+
+
 def measured_block(measured: Mapping[str, Any] | None, plan: Mapping[str, Any]) -> str:
     """What was measured with this very plan; only the markers otherwise."""
     lines = ["<!-- measured: begin -->"]
     if measured and measured.get("plan_hash") == plan["hash"]:
-        how = f" ({benchmark.how(measured)})" if measured.get("method") else ""
-        lines += [
-            f"Measured {measured.get('when')}{how}:",
-            "",
-            "| C | output tok/s | acceptance length |",
-            "|---|---|---|",
-        ]
-        for level in measured.get("levels") or []:
-            shown = [_number(level.get("output_tok_s"), 1), _number(level.get("accept_length"), 2)]
-            lines.append(f"| {level['concurrency']} | {' | '.join(shown)} |")
+        # The file lies in the service's own folder: one that cannot be read is none, as in the handbook.
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            lines += _levels(measured)
     return "\n".join([*lines, "<!-- measured: end -->"]) + "\n"
 
 

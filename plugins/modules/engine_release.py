@@ -225,7 +225,8 @@ release_state:
 drift:
   description:
     - What differed from the manifest before the run. Packages as C(package) with the versions C(expected) and C(found),
-      files as C(package), C(file) with the sha256 C(expected) and C(found).
+      files as C(package), C(file) with the sha256 C(expected) and C(found), folders that the service's user cannot enter
+      as C(package) with their modes.
   type: list
   elements: dict
   returned: always

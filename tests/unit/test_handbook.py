@@ -212,6 +212,29 @@ def test_a_measurement_by_another_method_is_marked_beside_the_record(plan: dict[
     ) in text
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {},
+        {"levels": 3},
+        {"levels": [{}]},
+        {"levels": [{"concurrency": "x"}]},
+        {"method": 5},
+        {"method": {}},
+        {"levels": ["x"]},
+    ],
+)
+def test_a_measurement_that_the_services_user_has_damaged_costs_no_handbook(
+    plan: dict[str, Any], broken: dict[str, Any]
+) -> None:
+    measured = {"schema": 1, "plan_hash": plan["hash"], **broken}
+    text = rendered(plan, measured=measured)
+    assert "The last measurement cannot be read (" in text and "measure again" in text
+    whole = rendered(plan)
+    assert text.count("| record |") == whole.count("| record |") > 0
+    assert history.measured_block(measured, plan) == history.measured_block(None, plan)
+
+
 def test_a_measurement_of_another_schema_is_not_read(plan: dict[str, Any]) -> None:
     assert "has the schema 2, this handbook reads 1" in rendered(plan, measured={"schema": 2, "when": "x"})
 

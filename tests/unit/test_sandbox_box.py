@@ -159,13 +159,18 @@ def test_two_at_once_wait_for_each_other_and_a_killed_one_is_not_waited_for(tmp_
     first.communicate()
 
 
+def system_packages(**variables: str) -> set[str]:
+    """What the role sglang installs with apt."""
+    defaults = yaml.safe_load((ROOT / "roles" / "sglang" / "defaults" / "main.yml").read_text())
+    given = {"sglang_base_python": defaults["sglang_base_python"], **variables}
+    text = trust_as_template(defaults["sglang_system_packages"].strip())
+    return set(Templar(DataLoader(), variables=given).template(text))
+
+
 def test_a_box_has_what_the_role_installs_and_nothing_else_that_the_engine_needs() -> None:
     """A box has no network: what only its image brings along would be missing on a real host."""
-    defaults = yaml.safe_load((ROOT / "roles" / "sglang" / "defaults" / "main.yml").read_text())
-    text = defaults["sglang_system_packages"].strip()
-    variables = {"sglang_base_python": defaults["sglang_base_python"]}
-    role = Templar(DataLoader(), variables=variables).template(trust_as_template(text))
-    assert {"build-essential", "python3-dev", "python3-venv", "libnuma1", "git"} == set(role)
+    role = system_packages()
+    assert {"build-essential", "python3-dev", "python3-venv", "libnuma1", "git"} == role
     image = (ROOT / "sandbox" / "image" / "Containerfile").read_text()
     install = re.search(r"apt-get install.*?\n(.*?) && rm", image, re.DOTALL)
     assert install
@@ -174,7 +179,7 @@ def test_a_box_has_what_the_role_installs_and_nothing_else_that_the_engine_needs
         "systemd", "systemd-sysv", "dbus", "python3", "python3-apt", "ca-certificates", "curl", "sudo", "psmisc", "procps",
         "iproute2", "kmod", "less",
     }  # fmt: skip
-    assert packages - of_the_box == set(role)
+    assert packages - of_the_box == role
 
 
 @pytest.mark.parametrize(
@@ -182,7 +187,4 @@ def test_a_box_has_what_the_role_installs_and_nothing_else_that_the_engine_needs
     [("/usr/bin/python3.11", {"python3.11-venv", "python3.11-dev"}), ("/opt/python/bin/python3", set())],
 )
 def test_the_packages_of_python_are_those_of_the_interpreter(python: str, named: set[str]) -> None:
-    defaults = yaml.safe_load((ROOT / "roles" / "sglang" / "defaults" / "main.yml").read_text())
-    text = defaults["sglang_system_packages"].strip()
-    found = Templar(DataLoader(), variables={"sglang_base_python": python}).template(trust_as_template(text))
-    assert set(found) - {"git", "build-essential", "libnuma1"} == named
+    assert system_packages(sglang_base_python=python) - {"git", "build-essential", "libnuma1"} == named
