@@ -53,6 +53,12 @@ def _axis(axis: Any, levels: Sequence[int], title: str, unit: str, xlabel: bool 
         axis.set_xlabel("concurrent requests (log scale)")
 
 
+def _from_zero(axis: Any, room: float) -> None:
+    """From zero up, with this share of room above the highest point: a limit that is set ends the scaling, so the room comes first."""
+    axis.margins(y=room)
+    axis.set_ylim(bottom=0)
+
+
 def _lines(axis: Any, points: Points, **look: Any) -> None:
     if points:
         axis.plot(*_split(points), **look)
@@ -89,8 +95,7 @@ def _percentiles(axis: Any, document: Mapping[str, Any], key: str) -> None:
         linestyle="--",
         label="99th percentile",
     )
-    axis.set_ylim(bottom=0)
-    axis.margins(y=0.12)
+    _from_zero(axis, 0.12)
     axis.legend(loc="best")
 
 
@@ -182,8 +187,7 @@ def draw(
                 fontsize=8.5,
                 color=VERMILION,
             )
-        rate.set_ylim(bottom=0)
-        rate.margins(y=0.14)
+        _from_zero(rate, 0.14)
         rate.legend(loc="best")
         last = small[-1]
         _axis(axes["ttft"], levels, "Time to first token", "ms", last == "ttft")
@@ -224,8 +228,7 @@ def draw_candidates(prefix: Path, documents: Sequence[Mapping[str, Any]], host: 
             _bars(rate, document, color, marker, document["profile"] + failed)
             _lines(first, _series(document, "ttft_ms", "p50"), color=color, marker=marker, markersize=5)
         for axis in (rate, first):
-            axis.set_ylim(bottom=0)
-            axis.margins(y=0.12)
+            _from_zero(axis, 0.12)
         rate.legend(loc="best")
         place = f" on {host}" if host else ""
         figure.suptitle(

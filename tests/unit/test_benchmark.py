@@ -312,6 +312,15 @@ def test_what_was_measured_otherwise_is_not_held_against_the_record(change: dict
     assert "record" not in benchmark_report({**now, "profile": "cpu"})["text"]
 
 
+def test_the_highest_point_of_a_chart_is_not_cut() -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axis = figure.add_subplot()
+    axis.plot([1, 2], [80.0, 90.0])
+    chart._from_zero(axis, 0.12)
+    low, high = axis.get_ylim()
+    assert (low, high >= 91) == (0, True), high
+
+
 def test_charts_mark_another_method_and_a_failed_profile(tmp_path: Path) -> None:
     now = document({1: [86.8, 87.0]})
     svg = Path(chart.draw(tmp_path / "same", now, None, RECORDED)[0]).read_text()
